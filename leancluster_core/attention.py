@@ -1,0 +1,216 @@
+"""Negative-squared-distance attention (Definition 2.2): softmax of -(gamma/sqrt(e)) |q - k|^2.
+
+The term in |q|^2 is the same for all keys and drops out of the softmax, so a score is a product of
+query and key plus a bias of the key. Attention does not change when queries and keys are shifted
+together; they are centred first, since the product form loses digits far from the origin.
+
+Inside, tokens are columns (as in the paper): on a CPU a softmax over the rows of a (k, n) matrix is
+ten times faster than over the short rows of an (n, k) one, and so are the products.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from leancluster_core.checks import check_choice, check_number, check_tensor
+from leancluster_core.hardmax import _hardmax_attention
+
+BACKENDS = ("fused", "materialised")
+
+# Entries of one block of scores (2 MB in float32): small enough to stay in a core's cache.
+BLOCK_ENTRIES = 2**19
+
+# The product form errs by a few eps * scale * |token|^2 in a score. Up to this score magnitude the
+# weights keep four digits; beyond it float32 input is computed in float64, and beyond what float64
+# holds, distances are formed by differences.
+LARGEST_SCORE = {torch.float32: 2.0**9, torch.float64: 2.0**38}
+
+
+class _BlockedAttention(torch.autograd.Function):
+    """softmax_r(q'k + bias) applied to values, in blocks of tasks and queries.
+
+    queries (b, w, m), keys (b, w, r), bias (b, 1, r), values (b, v, r) -> (b, v, m). Scores are
+    recomputed in the backward pass, so memory is linear in m and r. NaN in, NaN out.
+    """
+
+    @staticmethod
+    def _blocks(queries: Tensor, keys: Tensor):
+        n_tasks, m, r = queries.shape[0], queries.shape[2], keys.shape[2]
+        rows = max(1, min(m, BLOCK_ENTRIES // r))
+        tasks = max(1, BLOCK_ENTRIES // (rows * r)) if rows >= m else 1
+        for first in range(0, n_tasks, tasks):
+            for start in range(0, m, rows):
+                yield slice(first, first + tasks), slice(start, start + rows)
+
+    @staticmethod
+    def _weights(queries: Tensor, keys: Tensor, bias: Tensor) -> Tensor:
+        scores = torch.baddbmm(bias, queries.mT, keys)
+        return torch.softmax(scores, -1)
+
+    @staticmethod
+    def forward(ctx, queries: Tensor, keys: Tensor, bias: Tensor, values: Tensor) -> Tensor:
+        out = queries.new_empty(queries.shape[0], values.shape[1], queries.shape[2])
+        for b, i in _BlockedAttention._blocks(queries, keys):
+            weights = _BlockedAttention._weights(queries[b, :, i], keys[b], bias[b])
+            out[b, :, i] = torch.bmm(values[b], weights.mT)
+        ctx.save_for_backward(queries, keys, bias, values, out)
+        return out
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, grad: Tensor) -> tuple[Tensor | None, ...]:
+        queries, keys, bias, values, out = ctx.saved_tensors
+        grad = grad.contiguous()
+        inner = (grad * out).sum(1).unsqueeze(-1).neg_()
+        grads = [
+            torch.zeros_like(tensor) if needed else None
+            for tensor, needed in zip(
+                (queries, keys, bias, values), ctx.needs_input_grad, strict=True
+            )
+        ]
+        grad_queries, grad_keys, grad_bias, grad_values = grads
+        for b, i in _BlockedAttention._blocks(queries, keys):
+            weights = _BlockedAttention._weights(queries[b, :, i], keys[b], bias[b])
+            if grad_values is not None:
+                grad_values[b] += torch.bmm(grad[b, :, i], weights)
+            scores = torch.baddbmm(inner[b, i], grad[b, :, i].mT, values[b]).mul_(weights)
+            if grad_queries is not None:
+                grad_queries[b, :, i] = torch.bmm(keys[b], scores.mT)
+            if grad_keys is not None:
+                grad_keys[b] += torch.bmm(queries[b, :, i], scores)
+            if grad_bias is not None:
+                grad_bias[b] += scores.sum(1, keepdim=True)
+        return tuple(grads)
+
+
+def _sdpa(queries: Tensor, keys: Tensor, bias: Tensor, values: Tensor) -> Tensor:
+    """The same attention by torch's fused kernel: the bias travels as one more feature."""
+    width = -(-max(queries.shape[1] + 1, values.shape[1]) // 16) * 16  # what the kernels want
+
+    def rows(tensor: Tensor) -> Tensor:
+        return F.pad(tensor, (0, 0, 0, width - tensor.shape[1])).mT.unsqueeze(1)
+
+    ones = torch.ones_like(queries[:, :1])
+    out = F.scaled_dot_product_attention(
+        rows(torch.cat([queries, ones], 1)), rows(torch.cat([keys, bias], 1)), rows(values), scale=1
+    )
+    return out.squeeze(1).mT[:, : values.shape[1]]
+
+
+def _product_attention(queries: Tensor, keys: Tensor, bias: Tensor, values: Tensor) -> Tensor:
+    """Attention with scores q'k + bias, linear in memory: columns (..., w, m), (..., w, r),
+    (..., 1, r), (..., v, r) -> (..., v, m)."""
+    tensors = (queries, keys, bias, values)
+    batch = torch.broadcast_shapes(*(tensor.shape[:-2] for tensor in tensors))
+    flat = [
+        tensor.expand(*batch, *tensor.shape[-2:]).reshape(-1, *tensor.shape[-2:])
+        for tensor in tensors
+    ]
+    kernel = _BlockedAttention.apply if queries.device.type == "cpu" else _sdpa
+    return kernel(*flat).reshape(*batch, values.shape[-2], queries.shape[-1])
+
+
+def _fused(queries: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
+    """queries (..., e, m), keys (..., e, r), values (..., v, r) as columns -> (..., v, m)."""
+    shift = keys.detach().mean(-1, keepdim=True)
+    queries, keys = queries - shift, keys - shift
+    bias = -scale * keys.square().sum(-2, keepdim=True)
+    return _product_attention(2 * scale * queries, keys, bias, values)
+
+
+def _materialised_weights(queries: Tensor, keys: Tensor, scale: float) -> Tensor:
+    """The literal definition: queries (..., m, e), keys (..., r, e) -> weights (..., m, r)."""
+    shift = keys.detach().mean(-2, keepdim=True)
+    queries, keys = queries - shift, keys - shift
+    distances = (
+        queries.square().sum(-1, keepdim=True)
+        + keys.square().sum(-1).unsqueeze(-2)
+        - 2 * queries @ keys.mT
+    )
+    if scale == 0:
+        return torch.softmax(0 * distances, -1)
+    # The smallest distance goes first: -scale * distance alone would reach -inf for all keys.
+    smallest = distances.detach().amin(-1, keepdim=True)
+    return torch.softmax(-scale * (distances - smallest), -1)
+
+
+def _by_differences(queries: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
+    """Rows as in :func:`_materialised_weights`; for scales at which the product form is noise."""
+    distances = (queries.unsqueeze(-2) - keys.unsqueeze(-3)).square().sum(-1)
+    smallest = distances.detach().amin(-1, keepdim=True)
+    # The clamp keeps -inf, whose gradient is NaN, out of the softmax.
+    scores = (-scale * (distances - smallest)).clamp_min(torch.finfo(queries.dtype).min)
+    return torch.softmax(scores, -1) @ values
+
+
+def distance_attention(
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    *,
+    inverse_temperature: float = 1.0,
+    backend: str = "fused",
+) -> Tensor:
+    """Attention by negative squared distance (Definition 2.2), without projections.
+
+    queries: (..., m, e), keys: (..., r, e), values: (..., r, v) -> (..., m, v); batch dimensions
+    broadcast. Weights are softmax over r of -(inverse_temperature / sqrt(e)) |q - k|^2;
+    ``math.inf`` gives the averaging hardmax (equal weight on all nearest keys; no gradients), 0
+    gives equal weights.
+
+    backend: "fused" needs memory linear in m and r; "materialised" builds the (m, r) weights. The
+    result doesn't depend on a common shift of queries and keys. Where inverse_temperature * |token|^2
+    / sqrt(e) passes 2^9, "fused" computes float32 input in float64, and past 2^38 by differences,
+    which takes (m, r, e) memory. "fused" has first derivatives only.
+
+    Raises ValueError for NaN or infinite entries, no key, widths or lengths that don't match,
+    a negative inverse_temperature, an unknown backend.
+    """
+    tensors = {"queries": queries, "keys": keys, "values": values}
+    queries, keys, values = (check_tensor(name, t, min_dims=2) for name, t in tensors.items())
+    gamma = check_number("inverse_temperature", inverse_temperature, 0.0, infinite=True)
+    check_choice("backend", backend, BACKENDS)
+    if queries.shape[-1] != keys.shape[-1] or keys.shape[-1] == 0:
+        raise ValueError(
+            f"queries and keys must have the same number (at least 1) of features, "
+            f"got {queries.shape[-1]} and {keys.shape[-1]}"
+        )
+    if keys.shape[-2] != values.shape[-2] or keys.shape[-2] == 0:
+        raise ValueError(
+            f"keys and values must have the same number (at least 1) of rows, "
+            f"got {keys.shape[-2]} and {values.shape[-2]}"
+        )
+    dtype = torch.promote_types(torch.promote_types(queries.dtype, keys.dtype), values.dtype)
+    try:
+        batch = torch.broadcast_shapes(queries.shape[:-2], keys.shape[:-2], values.shape[:-2])
+    except RuntimeError:
+        shapes = [tuple(t.shape) for t in (queries, keys, values)]
+        raise ValueError(f"batch dimensions must broadcast, got shapes {shapes}") from None
+    queries, keys, values = (
+        t.to(dtype).expand(*batch, *t.shape[-2:]) for t in (queries, keys, values)
+    )
+    if math.isinf(gamma):
+        return _hardmax_attention(queries, keys, values)
+    scale = gamma / math.sqrt(queries.shape[-1])
+    if backend == "materialised":
+        return _materialised_weights(queries, keys, scale) @ values
+    reach = _score_magnitude(queries, keys, scale)
+    if reach > LARGEST_SCORE[torch.float64]:
+        return _by_differences(queries, keys, values, scale)
+    working = torch.float64 if reach > LARGEST_SCORE[dtype] else dtype
+    columns = (t.to(working).mT for t in (queries, keys, values))
+    return _fused(*columns, scale).mT.to(dtype)
+
+
+def _score_magnitude(queries: Tensor, keys: Tensor, scale: float) -> float:
+    """Largest term of the product form after centring, in float64."""
+    shift = keys.detach().double().mean(-2, keepdim=True)
+    largest = max(
+        float((tokens.detach().double() - shift).square().sum(-1).amax()) if tokens.numel() else 0.0
+        for tokens in (queries, keys)
+    )
+    return scale * largest

@@ -1,0 +1,163 @@
+"""The k-means loss and its smoothed upper bounds (Section 3, Appendix H).
+
+With r_j the squared distance of a point to center j, the bound replaces min_j r_j by
+sum_j w_j r_j, where w minimises <w, r> + penalty * Omega(w) over the simplex: softmax weights for
+the negative entropy (NE, "entropy"), sparsemax weights for half the squared norm (L2, "l2").
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from leancluster_core.checks import (
+    check_choice,
+    check_integer,
+    check_number,
+    check_points_and_centers,
+    check_tensor,
+)
+from leancluster_core.distances import _squared_distances
+
+REGULARIZERS = ("entropy", "l2")
+
+# Up to this many entries the support is found by comparing all pairs, which beats sorting.
+PAIRWISE_LIMIT = 32
+
+
+class _Sparsemax(torch.autograd.Function):
+    """Sparsemax with its exact Jacobian, diag(s) - s s'/|s| on the support s (no saved sort)."""
+
+    @staticmethod
+    def forward(ctx, scores: Tensor, dim: int) -> Tensor:
+        # Weights don't change under a common shift; with the maximum at 0 nothing cancels.
+        scores = scores - scores.amax(dim, keepdim=True)
+        if scores.shape[dim] <= PAIRWISE_LIMIT:
+            # j is in the support exactly if the scores above it exceed it by less than 1 in total.
+            excess = torch.zeros_like(scores)
+            for score in scores.unbind(dim):
+                excess += (score.unsqueeze(dim) - scores).clamp_min_(0)
+            support = excess < 1
+        else:
+            ordered = scores.sort(dim, descending=True).values
+            sizes = torch.arange(1, scores.shape[dim] + 1, dtype=scores.dtype, device=scores.device)
+            sizes = sizes.view([-1] + [1] * (scores.dim() - 1 - dim % scores.dim()))
+            size = (1 + sizes * ordered > ordered.cumsum(dim)).sum(dim, keepdim=True)
+            support = scores >= ordered.gather(dim, size - 1)
+        inside = torch.where(support, scores, 0)
+        size = support.sum(dim, keepdim=True)
+        threshold = (inside.sum(dim, keepdim=True) - 1) / size
+        ctx.save_for_backward(support)
+        ctx.dim = dim
+        return (inside - threshold).clamp_min(0).where(support, 0)
+
+    @staticmethod
+    def backward(ctx, grad: Tensor) -> tuple[Tensor, None]:
+        # Plain differentiable operations, so that second derivatives work too.
+        (support,) = ctx.saved_tensors
+        inside = torch.where(support, grad, 0)
+        mean = inside.sum(ctx.dim, keepdim=True) / support.sum(ctx.dim, keepdim=True)
+        return torch.where(support, grad - mean, 0), None
+
+
+def sparsemax(scores: Tensor, dim: int = -1) -> Tensor:
+    """Euclidean projection of scores onto the probability simplex along ``dim``.
+
+    The result has the shape of scores, is non-negative and sums to 1 along ``dim``; ties share
+    equally. An entry of -inf gets weight 0. Differentiable twice.
+
+    Raises ValueError for NaN or +inf, for a slice without a finite entry, and for an empty axis.
+    Source: Section 3, Appendix H.
+    """
+    if not isinstance(scores, Tensor):
+        raise TypeError(f"scores must be a torch.Tensor, got {type(scores).__qualname__}")
+    masked = scores == -torch.inf
+    check_tensor("scores (entries other than -inf)", torch.where(masked, 0, scores), min_dims=1)
+    check_integer("dim", dim, -scores.dim(), scores.dim() - 1)
+    if scores.shape[dim] == 0:
+        raise ValueError(f"scores must not be empty along dim={dim}, got {tuple(scores.shape)}")
+    if bool(masked.all(dim).any()):
+        raise ValueError(f"scores must have a finite entry in each slice along dim={dim}")
+    if scores.dtype not in (torch.float32, torch.float64):
+        scores = scores.to(torch.get_default_dtype())
+    return _Sparsemax.apply(scores, dim)
+
+
+def _min_weights(
+    distances: Tensor, penalty: float | Tensor, regularizer: str, dim: int = -1
+) -> Tensor:
+    """Simplex weights along ``dim``; penalty may be a tensor that broadcasts (one a model)."""
+    smallest = distances.detach().amin(dim, keepdim=True)
+    if not isinstance(penalty, Tensor):
+        # A penalty that underflows in this dtype would give 0/0 at the smallest distance.
+        penalty = max(penalty, torch.finfo(distances.dtype).tiny)
+    scores = (smallest - distances) / penalty
+    # Far below any weight that a float can hold, and -inf would poison the gradients.
+    scores = scores.clamp_min(-torch.finfo(distances.dtype).max / distances.shape[dim])
+    if regularizer == "entropy":
+        return torch.softmax(scores, dim)
+    return _Sparsemax.apply(scores, dim)
+
+
+def _smoothed_minimum(
+    distances: Tensor, penalty: float | Tensor, regularizer: str, dim: int = -1
+) -> Tensor:
+    """Smoothed min of the distances over ``dim``; never below the minimum, rounding included."""
+    weights = _min_weights(distances, penalty, regularizer, dim)
+    smallest = distances.amin(dim, keepdim=True)
+    return (weights * (distances - smallest)).sum(dim) + smallest.squeeze(dim)
+
+
+def min_weights(distances: Tensor, *, penalty: float, regularizer: str) -> Tensor:
+    """Weights of the smoothed minimum (Section 3): softmax or sparsemax of -distances/penalty.
+
+    distances: (..., n, k), squared distances -> weights (..., n, k), rows on the simplex.
+    penalty: tau > 0; an infinite penalty gives equal weights.
+
+    Raises ValueError for penalty <= 0, an unknown regularizer, negative or non-finite distances.
+    """
+    distances = check_tensor("distances", distances, min_dims=1)
+    if distances.shape[-1] == 0:
+        raise ValueError(f"distances must have a cluster axis, got {tuple(distances.shape)}")
+    if bool((distances < 0).any()):
+        raise ValueError(f"distances must be non-negative, got {float(distances.min()):g}")
+    penalty = check_number("penalty", penalty, 0.0, above=True, infinite=True)
+    check_choice("regularizer", regularizer, REGULARIZERS)
+    return _min_weights(distances, penalty, regularizer)
+
+
+def _finite_distances(points: Tensor, centers: Tensor) -> Tensor:
+    points, centers = check_points_and_centers(points, centers)
+    distances = _squared_distances(points, centers)
+    if not bool(torch.isfinite(distances).all()):
+        raise ValueError(
+            f"squared distances must fit {distances.dtype}, got an overflow: "
+            "rescale the data (rescale_to_unit_cube) or use float64"
+        )
+    return distances
+
+
+def kmeans_loss(points: Tensor, centers: Tensor) -> Tensor:
+    """Sum over points of the squared distance to the nearest center (Section 3).
+
+    points: (..., n, d), centers: (..., k, d) -> (...), in squared data units.
+
+    Raises ValueError for NaN or infinite entries, different d, k > n, overflowing distances.
+    """
+    return _finite_distances(points, centers).amin(-1).sum(-1)
+
+
+def smoothed_kmeans_loss(
+    points: Tensor, centers: Tensor, *, penalty: float, regularizer: str
+) -> Tensor:
+    """Smoothed upper bound of the k-means loss (Section 3): sum over points of sum_j w_j r_j.
+
+    points: (..., n, d), centers: (..., k, d) -> (...), in squared data units. Gradients flow
+    through the weights as well as through the distances. Never below :func:`kmeans_loss`.
+
+    Raises ValueError as :func:`kmeans_loss` and :func:`min_weights`.
+    """
+    penalty = check_number("penalty", penalty, 0.0, above=True, infinite=True)
+    check_choice("regularizer", regularizer, REGULARIZERS)
+    distances = _finite_distances(points, centers)
+    return _smoothed_minimum(distances, penalty, regularizer).sum(-1)

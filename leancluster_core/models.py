@@ -1,0 +1,312 @@
+"""The clustering transformer: Definition 2.3, Equation 4, and Theorem 2.1's weights for it."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from leancluster_core.attention import (
+    _fused,
+    _materialised_weights,
+    _product_attention,
+)
+from leancluster_core.checks import (
+    check_choice,
+    check_flag,
+    check_integer,
+    check_number,
+    check_points_and_centers,
+)
+from leancluster_core.embeddings import EMBEDDINGS, cluster_codes, code_width
+from leancluster_core.hardmax import _hardmax_attention
+
+BACKENDS = ("absorbed", "fused", "materialised")
+
+# Positions of the four attentions of Equation 4 along the parameters' attention axis.
+POINTS_TO_CENTERS, POINTS_TO_POINTS, CENTERS_TO_POINTS, CENTERS_TO_CENTERS = range(4)
+
+
+class ClusteringTransformer(nn.Module):
+    """Transformer layers that move centers, with four distance attentions each (Equation 4):
+
+    X1 = X0 + A1(X0, C0) + A2(X0, X0),    C1 = C0 + A3(C0, X1) + A4(C0, C0),
+
+    where X0 = [points, 0] and C0 = [centers, codes] are the embedded tokens of width e. Every layer
+    has the same weights. ``model(points, centers)`` maps (..., n, d) and (..., k, d) to the new
+    centers (..., k, d): the first d features of the last layer's center tokens.
+
+    n_features, n_clusters: d and k of the tasks. embedding: "onehot", "binary" or "none".
+    inverse_temperature: gamma >= 0; ``math.inf`` is the averaging hardmax (no gradients).
+    n_layers: how often Equation 4 is applied. bias: adds a bias to Q, K and V (the paper has none).
+    n_trials: None, or R independent models in one: parameters get a leading axis of length R, and so
+    must points and centers. generator: draws the weights, uniform(-1/sqrt(e), 1/sqrt(e)).
+    backend: how the same numbers are computed. "absorbed" (default) attends over the tokens
+    themselves and applies the projections before and after, so that the first layer's attention
+    among points costs what d costs, not e; "fused" projects, then attends, in linear memory;
+    "materialised" is the literal definition with its (n, n) weights. Accuracy: attention scores err
+    by a few eps * gamma / sqrt(e) * |projected token|^2; use ``model.double()`` where that matters.
+
+    Attributes: query, key, value (*trials, 4, e, e), applied as ``weight @ token``;
+    query_bias, key_bias, value_bias (*trials, 4, e) or None; codes (k, c).
+
+    Raises ValueError or TypeError naming the argument for values outside these ranges.
+    """
+
+    codes: Tensor
+
+    def __init__(
+        self,
+        n_features: int,
+        n_clusters: int,
+        *,
+        embedding: str = "binary",
+        inverse_temperature: float = 1.0,
+        n_layers: int = 1,
+        n_trials: int | None = None,
+        bias: bool = False,
+        backend: str = "absorbed",
+        generator: torch.Generator | None = None,
+    ) -> None:
+        super().__init__()
+        self.n_features = check_integer("n_features", n_features, 1)
+        self.n_clusters = check_integer("n_clusters", n_clusters, 1)
+        check_choice("embedding", embedding, EMBEDDINGS)
+        self.embedding = embedding
+        self.inverse_temperature = check_number(
+            "inverse_temperature", inverse_temperature, 0.0, infinite=True
+        )
+        self.n_layers = check_integer("n_layers", n_layers, 1)
+        if n_trials is not None:
+            n_trials = check_integer("n_trials", n_trials, 1)
+        self.n_trials = n_trials
+        check_flag("bias", bias)
+        check_choice("backend", backend, BACKENDS)
+        self.backend = backend
+
+        width = self.embedding_dim
+        shape = (*self._trials, 4, width, width)
+        bound = 1 / math.sqrt(width)
+        device = None if generator is None else generator.device
+        for name in ("query", "key", "value"):
+            weight = torch.empty(shape, device=device).uniform_(-bound, bound, generator=generator)
+            setattr(self, name, nn.Parameter(weight))
+        for name in ("query_bias", "key_bias", "value_bias"):
+            offset = torch.empty(shape[:-1], device=device) if bias else None
+            if offset is not None:
+                offset = nn.Parameter(offset.uniform_(-bound, bound, generator=generator))
+            self.register_parameter(name, offset)
+        codes = cluster_codes(n_clusters, embedding).to(self.query)
+        self.register_buffer("codes", codes, persistent=False)
+
+    @property
+    def _trials(self) -> tuple[int, ...]:
+        return () if self.n_trials is None else (self.n_trials,)
+
+    @property
+    def embedding_dim(self) -> int:
+        """Token width e: d + k (onehot), d + ceil(log2 k) (binary), d (none)."""
+        return self.n_features + code_width(self.n_clusters, self.embedding)
+
+    @property
+    def n_parameters(self) -> int:
+        """Parameters of one trial."""
+        return sum(p.numel() for p in self.parameters()) // (self.n_trials or 1)
+
+    def extra_repr(self) -> str:
+        return (
+            f"n_features={self.n_features}, n_clusters={self.n_clusters}, "
+            f"embedding={self.embedding!r}, inverse_temperature={self.inverse_temperature:g}, "
+            f"n_layers={self.n_layers}, n_trials={self.n_trials}, backend={self.backend!r}"
+        )
+
+    def forward(
+        self, points: Tensor, centers: Tensor, *, return_attention: bool = False
+    ) -> Tensor | tuple[Tensor, list[tuple[Tensor, ...]]]:
+        """New centers (..., k, d) of the tasks; input is cast to the parameters' dtype.
+
+        points: (..., n, d), centers: (..., k, d); with n_trials=R the leading dimension of both is
+        R (or 1). With ``return_attention`` also, for each layer, the four attention maps (..., n, k),
+        (..., n, n), (..., k, n), (..., k, k), whatever the backend.
+
+        Raises ValueError for NaN or infinite entries, other d or k than the model's, k > n, batch
+        dimensions that don't broadcast or don't start with the trials.
+        """
+        points, centers = check_points_and_centers(points, centers)
+        if points.shape[-1] != self.n_features:
+            raise ValueError(f"n_features must be {self.n_features}, got {points.shape[-1]}")
+        if centers.shape[-2] != self.n_clusters:
+            raise ValueError(f"n_clusters must be {self.n_clusters}, got {centers.shape[-2]}")
+        batch = torch.broadcast_shapes(points.shape[:-2], centers.shape[:-2])
+        if self.n_trials is not None and (not batch or batch[0] not in (1, self.n_trials)):
+            raise ValueError(
+                f"the leading dimension of points must be n_trials={self.n_trials} or 1, "
+                f"got shape {tuple(points.shape)}"
+            )
+        point_tokens, center_tokens = self.tokens(points, centers)
+        maps = []
+        for _ in range(self.n_layers):
+            if return_attention:
+                maps.append(self.attention_maps(point_tokens, center_tokens))
+            point_tokens, center_tokens = self.layer(point_tokens, center_tokens)
+        result = center_tokens[..., : self.n_features, :].mT
+        if self.n_trials is None:
+            result = result.squeeze(0)
+            maps = [tuple(weights.squeeze(0) for weights in layer) for layer in maps]
+        return (result, maps) if return_attention else result
+
+    def tokens(self, points: Tensor, centers: Tensor) -> tuple[Tensor, Tensor]:
+        """Token columns for :meth:`layer`: points (R, ..., d, n) and centers (R, ..., e, k).
+
+        The points' zeros are left out: :meth:`layer` reads a token of f < e rows as padded with
+        zeros, which is what makes the first layer cheap. R is 1 without trials. Unchecked.
+        """
+        points, centers = points.to(self.query).mT, centers.to(self.query).mT
+        codes = self.codes.mT.expand(*centers.shape[:-2], -1, -1)
+        tokens = points, torch.cat([centers, codes], -2)
+        return tokens if self.n_trials is not None else (points[None], tokens[1][None])
+
+    def layer(self, points: Tensor, centers: Tensor) -> tuple[Tensor, Tensor]:
+        """Equation 4 on token columns: (R, ..., f, n), (R, ..., e, k) -> (R, ..., e, n),
+        (R, ..., e, k). Unchecked: the training loop calls it."""
+        update = self._attend(POINTS_TO_CENTERS, points, centers)
+        update = update + self._attend(POINTS_TO_POINTS, points, points)
+        points = _add_rows(update, points)
+        update = self._attend(CENTERS_TO_POINTS, centers, points)
+        update = update + self._attend(CENTERS_TO_CENTERS, centers, centers)
+        return points, centers + update
+
+    def attention_maps(self, points: Tensor, centers: Tensor) -> tuple[Tensor, ...]:
+        """The layer's four weight matrices, rows are queries; arguments as in :meth:`layer`."""
+        first = [self._weights(index, points, keys) for index, keys in enumerate((centers, points))]
+        points, _ = self.layer(points, centers)
+        return (
+            *first,
+            self._weights(CENTERS_TO_POINTS, centers, points),
+            self._weights(CENTERS_TO_CENTERS, centers, centers),
+        )
+
+    def _projection(self, name: str, index: int, tokens: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Weight (R, 1.., e, f) for tokens (R, ..., f, n) and bias (R, 1.., e, 1) or None."""
+        ones = (1,) * (tokens.dim() - 3)
+        weight = getattr(self, name)[..., index, :, : tokens.shape[-2]]
+        weight = weight.reshape(-1, *ones, *weight.shape[-2:])
+        bias = getattr(self, f"{name}_bias")
+        if bias is not None:
+            bias = bias[..., index, :].reshape(-1, *ones, weight.shape[-2], 1)
+        return weight, bias
+
+    def _project(self, name: str, index: int, tokens: Tensor) -> Tensor:
+        weight, bias = self._projection(name, index, tokens)
+        return weight @ tokens if bias is None else weight @ tokens + bias
+
+    def _weights(self, index: int, queries: Tensor, keys: Tensor) -> Tensor:
+        projected = self._project("query", index, queries).mT, self._project("key", index, keys).mT
+        if math.isinf(self.inverse_temperature):
+            identity = torch.eye(keys.shape[-1]).to(keys)
+            identity = identity.expand(*projected[1].shape[:-2], -1, -1)
+            return _hardmax_attention(*projected, identity)
+        return _materialised_weights(*projected, self._scale)
+
+    @property
+    def _scale(self) -> float:
+        return self.inverse_temperature / math.sqrt(self.embedding_dim)
+
+    def _attend(self, index: int, queries: Tensor, keys: Tensor) -> Tensor:
+        """One attention on token columns: (R, ..., f, m), (R, ..., g, r) -> (R, ..., e, m)."""
+        if math.isinf(self.inverse_temperature) or self.backend != "absorbed":
+            q = self._project("query", index, queries)
+            k = self._project("key", index, keys)
+            v = self._project("value", index, keys)
+            if math.isinf(self.inverse_temperature):
+                return _hardmax_attention(q.mT, k.mT, v.mT).mT
+            if self.backend == "materialised":
+                return v @ _materialised_weights(q.mT, k.mT, self._scale).mT
+            return _fused(q, k, v, self._scale)
+        if index == POINTS_TO_POINTS:
+            return self._attend_among_points(keys)
+        # Centers are few, so their weights (k, n) are kept as they are.
+        query, query_bias = self._projection("query", index, queries)
+        k = self._project("key", index, keys)
+        shift = k.detach().mean(-1, keepdim=True)
+        k = k - shift
+        bias = -self._scale * k.square().sum(-2, keepdim=True)
+        offset = -shift if query_bias is None else query_bias - shift
+        if index == POINTS_TO_CENTERS:
+            # Scores (k, n): the query projection is absorbed into the few keys.
+            scores = (query.mT @ k).mT @ queries + k.mT @ offset
+            weights = torch.softmax(2 * self._scale * scores + bias.mT, -2)
+            return self._project("value", index, keys) @ weights
+        scores = 2 * self._scale * (query @ queries + offset).mT @ k + bias
+        mean = (torch.softmax(scores, -1) @ keys.mT).mT
+        return self._project("value", index, mean)
+
+    def _attend_among_points(self, tokens: Tensor) -> Tensor:
+        """A2 over the tokens' own f features: scores and means never see the width e."""
+        query, query_bias = self._projection("query", POINTS_TO_POINTS, tokens)
+        key, key_bias = self._projection("key", POINTS_TO_POINTS, tokens)
+        shift = tokens.detach().mean(-1, keepdim=True)
+        tokens = tokens - shift
+        # Query minus key at the same token, (Q - K) x + b: what is left of a common offset.
+        offset = (query - key) @ shift
+        if query_bias is not None and key_bias is not None:
+            offset = offset + query_bias - key_bias
+        gram = torch.cat([key.mT @ query, key.mT @ key], -2) @ tokens
+        queries, norms = gram.split(tokens.shape[-2], -2)
+        queries = 2 * self._scale * (queries + key.mT @ offset)
+        bias = -self._scale * (tokens * norms).sum(-2, keepdim=True)
+        mean = _product_attention(queries, tokens, bias, tokens) + shift
+        return self._project("value", POINTS_TO_POINTS, mean)
+
+
+def _add_rows(tokens: Tensor, leading: Tensor) -> Tensor:
+    """tokens (..., e, n) + leading (..., f, n) padded with zero rows to f = e."""
+    if leading.shape[-2] == tokens.shape[-2]:
+        return tokens + leading
+    missing = tokens.shape[-2] - leading.shape[-2]
+    return tokens + nn.functional.pad(leading, (0, 0, 0, missing))
+
+
+def lloyd_transformer(
+    n_features: int,
+    n_clusters: int,
+    *,
+    embedding: str = "binary",
+    n_layers: int = 1,
+    dtype: torch.dtype | None = None,
+) -> ClusteringTransformer:
+    """The transformer whose t layers are t Lloyd iterations (Theorem 2.1).
+
+    A :class:`ClusteringTransformer` at gamma = infinity with 0/1 weights: P projects on the d data
+    features, R on the code; Q1=K1=Q2=K2=P, V1=R, V2=-R, Q3=K3=Q4=K4=R, V3=P, V4=-P.
+
+    Exact where each point has a unique nearest center and no cluster goes empty. Where these fail:
+    a point that ties between centers counts for none of them, as its code is an average; the center
+    of an empty cluster becomes the mean of the points whose codes are nearest to its own (all points
+    under "onehot"). Duplicate points are harmless. dtype: of weights and output, float32 or float64
+    (default: torch's default).
+
+    Raises ValueError for embedding "none": without codes the update cannot tell centers apart.
+    """
+    check_choice("embedding", embedding, EMBEDDINGS)
+    if embedding == "none" and n_clusters != 1:
+        raise ValueError(
+            "embedding must be 'onehot' or 'binary' for the Lloyd construction, got 'none': "
+            "without codes attention cannot tell the centers apart"
+        )
+    model = ClusteringTransformer(
+        n_features,
+        n_clusters,
+        embedding=embedding,
+        inverse_temperature=math.inf,
+        n_layers=n_layers,
+    )
+    width = model.embedding_dim
+    data = torch.diag((torch.arange(width) < n_features).to(torch.get_default_dtype()))
+    code = torch.eye(width) - data
+    with torch.no_grad():
+        model.query.copy_(torch.stack([data, data, code, code]))
+        model.key.copy_(torch.stack([data, data, code, code]))
+        model.value.copy_(torch.stack([code, -code, data, -data]))
+    return model.requires_grad_(False).to(dtype or torch.get_default_dtype())
