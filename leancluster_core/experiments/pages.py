@@ -1,0 +1,134 @@
+"""What a notebook shows and saves: figures, tables, and the card that says how a page was made.
+
+Each of these returns an object to end a cell with. Given the notebook's ``output_dir`` it is saved
+too, as the same bytes in every run; with ``output_dir=""`` (a copy, plain papermill) it is shown.
+"""
+
+import html
+import io
+import platform
+import subprocess
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from leancluster_core.experiments.paths import project_root
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A display object: data by mime type, and metadata that the notebook runner reads."""
+
+    data: Mapping[str, str]
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+
+    def _repr_mimebundle_(self, **_: object) -> tuple[dict[str, str], dict[str, Any]]:
+        return dict(self.data), {"leancluster": dict(self.metadata)}
+
+
+def save_figure(figure: Any, output_dir: str, name: str, *, caption: str, alt: str) -> Shown:
+    """Save a matplotlib figure as ``<output_dir>/<name>.svg`` and return it for display.
+
+    One figure a cell: in the book it is numbered and can be referred to as ``fig-<name>``, with
+    dashes for underscores. ``caption`` may hold Markdown and mathematics and says what is drawn, the
+    statistic and the number of trials; ``alt`` says in words what is to be seen.
+    """
+    import matplotlib
+    from matplotlib import pyplot
+
+    for what, text in (("caption", caption), ("alt", alt)):
+        if not text.strip():
+            raise ValueError(f"{what} must say what the figure shows, got {text!r}")
+    drawing = io.StringIO()
+    with matplotlib.rc_context({"svg.hashsalt": name}):
+        figure.savefig(drawing, format="svg", bbox_inches="tight", metadata={"Date": None})
+    pyplot.close(figure)  # else the notebook shows it a second time, as a bitmap
+    svg = drawing.getvalue()
+    _save(output_dir, f"{name}.svg", svg)
+    label = f"fig-{name.replace('_', '-')}"
+    mystnb = {"image": {"alt": alt}, "figure": {"name": label, "caption": caption}}
+    return Shown({"image/svg+xml": svg, "text/plain": alt}, {"mystnb": mystnb})
+
+
+def save_table(frame: Any, output_dir: str, name: str, *, caption: str, digits: int = 3) -> Shown:
+    """Save a pandas frame as ``<output_dir>/<name>.csv`` and return it for display.
+
+    Numbers are rounded to ``digits`` decimals. The index is left out: columns name a table's rows.
+    """
+    if not caption.strip():
+        raise ValueError(f"caption must say what the table shows, got {caption!r}")
+    rounded = frame.round(digits)
+    _save(output_dir, f"{name}.csv", rounded.to_csv(index=False, lineterminator="\n"))
+    table = rounded.to_html(index=False, classes="table", border=0, na_rep="–")
+    start = table.index(">") + 1
+    table = f"{table[:start]}\n  <caption>{html.escape(caption)}</caption>{table[start:]}"
+    return Shown({"text/html": table, "text/plain": rounded.to_string(index=False)})
+
+
+def provenance_card(
+    scale: str,
+    runs: Iterable[Any] = (),
+    *,
+    seeds: Sequence[int] | None = None,
+    device: str | None = None,
+) -> Shown:
+    """The card at the end of a page: scale, seeds, device, versions, commit and run keys.
+
+    Seeds and devices are those of ``runs``; a page that trains nothing gives its own. The commit is
+    the last one that changed the notebooks, the package or the results, so that a page stays the
+    same, to the byte, when other files change; "modified" means that these differ from the commit.
+    """
+    runs = list(runs)
+    if seeds is None:
+        seeds = sorted({seed for run in runs for seed in run.config.seeds})
+    devices = sorted({str(run.provenance.get("device", "unknown")) for run in runs})
+    trained_with = sorted({str(run.provenance.get("torch", "unknown")) for run in runs})
+    keys = list(dict.fromkeys(run.config.key for run in runs))
+    rows = {
+        "Scale": scale,
+        "Seeds": ", ".join(map(str, seeds)) or "none",
+        "Device": device or ", ".join(devices) or "cpu",
+        "Versions": f"Python {platform.python_version()}, torch {version('torch')}, "
+        f"numpy {version('numpy')}",
+        "Commit": commit(),
+    }
+    if runs:
+        rows["Trained with"] = "torch " + ", ".join(trained_with)
+        rows["Runs"] = f"{len(keys)}: " + ", ".join(keys)
+    body = "".join(
+        f"<tr><th>{html.escape(name)}</th><td>{html.escape(text)}</td></tr>"
+        for name, text in rows.items()
+    )
+    card = (
+        f'<table class="table provenance"><caption>How this page was made</caption>{body}</table>'
+    )
+    plain = "\n".join(f"{name}: {text}" for name, text in rows.items())
+    return Shown({"text/html": card, "text/plain": plain}, {"runs": keys})
+
+
+def commit() -> str:
+    """Short name of the commit that last changed what pages are made of; "unknown" outside git."""
+    root = project_root()
+    if not (root / ".git").exists():
+        return "unknown"
+    made_of = ["--", "notebooks", "leancluster_core", "results"]
+    try:
+        name = _git(root, "log", "-1", "--format=%h", "--abbrev=10", *made_of)
+        changed = _git(root, "status", "--porcelain", *made_of)
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return (name or "unknown") + (", modified" if changed else "")
+
+
+def _git(root: Path, *arguments: str) -> str:
+    command = ["git", "-C", str(root), *arguments]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+
+def _save(output_dir: str, name: str, text: str) -> None:
+    if output_dir:
+        folder = Path(output_dir)
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text, encoding="utf-8", newline="\n")
