@@ -1,7 +1,7 @@
 """The ledger as a page: every claim of ``book/claims.yml`` with its verdict, or "not run".
 
-``python -m leancluster_core.experiments.claims_page book/generated/claims.md`` collects the verdicts
-that the executed notebooks saved; book/claims.md and book/intro.md include what it writes.
+``python -m leancluster_core.experiments.claims_page book/generated/claims.md`` collects what the
+executed notebooks saved; book/claims.md and book/intro.md include what it writes.
 """
 
 import html
@@ -54,7 +54,7 @@ def render(
     verdicts: Mapping[str, Mapping[str, Any]],
     pages: Sequence[str],
 ) -> str:
-    """The page's Markdown: the score, then the claims by section and asset, as ``assets`` orders them.
+    """The page's Markdown: the score, then the claims by section and asset, in assets' order.
 
     ``pages`` are the documents of the book: an asset among them is linked. Raises ValueError for a
     claim whose asset is not in ``assets``.
@@ -82,12 +82,12 @@ def render(
 
 
 def _row(claim: Mapping[str, str], found: Mapping[str, Any]) -> str:
+    name, text = html.escape(claim["id"]), claim["claim"][:1].upper() + claim["claim"][1:]
     measured = html.escape(found.get("figures", ""))
     if found:
         measured += f" <em>({html.escape(str(found.get('scale', 'no')))} scale)</em>"
     return (
-        f'<tr id="{html.escape(claim["id"])}">'
-        f"<td>{html.escape(claim['claim'][:1].upper() + claim['claim'][1:])} <code>{html.escape(claim['id'])}</code>"
+        f'<tr id="{name}"><td>{html.escape(text)} <code>{name}</code>'
         f'<span class="criterion">Criterion: {html.escape(claim["criterion"])}</span></td>'
         f"<td>{_badge(found.get('verdict', 'not run'))}"
         f'<span class="measured">{measured}</span></td></tr>'

@@ -32,8 +32,8 @@ def save_figure(figure: Any, output_dir: str, name: str, *, caption: str, alt: s
     """Save a matplotlib figure as ``<output_dir>/<name>.svg`` and return it for display.
 
     One figure a cell: in the book it is numbered and can be referred to as ``fig-<name>``, with
-    dashes for underscores. ``caption`` may hold Markdown and mathematics and says what is drawn, the
-    statistic and the number of trials; ``alt`` says in words what is to be seen.
+    dashes for underscores. ``caption`` may hold Markdown and mathematics and says what is drawn,
+    the statistic and the number of trials; ``alt`` says in words what is to be seen.
     """
     import matplotlib
     from matplotlib import pyplot
@@ -61,7 +61,9 @@ def save_table(frame: Any, output_dir: str, name: str, *, caption: str, digits: 
         raise ValueError(f"caption must say what the table shows, got {caption!r}")
     rounded = frame.round(digits)
     _save(output_dir, f"{name}.csv", rounded.to_csv(index=False, lineterminator="\n"))
-    table = rounded.to_html(index=False, classes="table", border=0, na_rep="–")
+    table = rounded.to_html(
+        index=False, classes="table results", border=0, na_rep="–", justify="left"
+    )
     start = table.index(">") + 1
     table = f"{table[:start]}\n  <caption>{html.escape(caption)}</caption>{table[start:]}"
     return Shown({"text/html": table, "text/plain": rounded.to_string(index=False)})
@@ -102,7 +104,8 @@ def provenance_card(
         for name, text in rows.items()
     )
     card = (
-        f'<table class="table provenance"><caption>How this page was made</caption>{body}</table>'
+        '<table class="dataframe table provenance"><caption>How this page was made</caption>'
+        f"{body}</table>"
     )
     plain = "\n".join(f"{name}: {text}" for name, text in rows.items())
     return Shown({"text/html": card, "text/plain": plain}, {"runs": keys})
