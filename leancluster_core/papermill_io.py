@@ -8,7 +8,9 @@ is imported at every start of papermill: keep it light.
 
 import warnings
 
-from papermill import iorw
+handler = None  # papermill wants an object under the entry point's name; no path ever asks for it
+
+from papermill import iorw  # noqa: E402 - may load this very module, which needs its handler then
 
 _read_local = iorw.LocalHandler.read
 
@@ -24,5 +26,3 @@ def _read(self: iorw.LocalHandler, path: str) -> str:
 
 iorw.LocalHandler.read = _read
 warnings.filterwarnings("ignore", message=r"The specified file \(.*\.py\) does not end in one of")
-
-handler = iorw.LocalHandler()  # papermill wants an object under the scheme's name
