@@ -26,6 +26,9 @@ from leancluster_core.experiments.paths import project_root
 KERNEL_STARTS = 3
 """How often a kernel may fail to start, as happens when two of them are given the same port."""
 
+_PROGRESS = re.compile(r"^.*: step \d+/\d+, .*\n?", re.MULTILINE)
+"""The lines of training.progress_line, which a page doesn't keep."""
+
 _KERNEL = {"display_name": "Python 3", "language": "python", "name": "python3"}
 
 
@@ -123,6 +126,7 @@ def _execute(notebook: Any, page: Path, values: Mapping[str, object]) -> Any:
                 parameters=values,
                 kernel_name=_KERNEL["name"],
                 progress_bar=False,
+                stderr_file=sys.stderr,  # warnings, and how far a long training is
                 start_timeout=120,
                 cwd=project_root(),
             )
@@ -130,11 +134,9 @@ def _execute(notebook: Any, page: Path, values: Mapping[str, object]) -> Any:
             what = f"{error.ename}: {error.evalue}"
             raise _failure(page, error.exec_count, error.source, what) from None
         except DeadKernelError:
-            cell = next(
-                cell
-                for cell in json.loads(page.read_text(encoding="utf-8"))["cells"]
-                if cell["metadata"]["papermill"].get("status") in ("running", "failed")
-            )
+            cells = json.loads(page.read_text(encoding="utf-8"))["cells"]
+            begun = [cell for cell in cells if cell["metadata"]["papermill"].get("start_time")]
+            cell = begun[-1]
             what = "its Python process ended (out of memory?)"
             raise _failure(page, cell["execution_count"], "".join(cell["source"]), what) from None
         except (RuntimeError, zmq.ZMQError) as error:
@@ -201,7 +203,9 @@ def _merge_streams(outputs: list[Any]) -> list[Any]:
     for shown in merged:
         if shown.output_type == "stream":
             shown.text = re.sub(r"[^\n]*\r(?=[^\n])", "", shown.text)
-    return merged
+            if shown.name == "stderr":
+                shown.text = _PROGRESS.sub("", shown.text)
+    return [shown for shown in merged if shown.output_type != "stream" or shown.text.strip()]
 
 
 def _keep(draft: Path, saved: Path, page: Path, record: Mapping[str, Any]) -> None:

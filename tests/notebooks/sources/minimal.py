@@ -37,7 +37,7 @@ from pathlib import Path
 
 if output_dir:
     Path(output_dir, "number.txt").write_text(str(number))
-print("number", number)
+print(scale, "number", number)
 
 # %%
 if fail:
