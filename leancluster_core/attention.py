@@ -11,6 +11,8 @@ ten times faster than over the short rows of an (n, k) one, and so are the produ
 from __future__ import annotations
 
 import math
+import threading
+from collections.abc import Iterator
 
 import torch
 import torch.nn.functional as F
@@ -30,6 +32,17 @@ BLOCK_ENTRIES = 2**19
 LARGEST_SCORE = {torch.float32: 2.0**9, torch.float64: 2.0**38}
 
 
+_buffers = threading.local()
+
+
+def _block_buffer(which: int, size: int, like: Tensor) -> Tensor:
+    """Room for a block of scores, kept by each thread: fresh memory costs more than the sums."""
+    kept = _buffers.__dict__.setdefault((which, like.dtype), like.new_empty(size))
+    if kept.numel() < size:
+        kept = _buffers.__dict__[which, like.dtype] = like.new_empty(size)
+    return kept
+
+
 class _BlockedAttention(torch.autograd.Function):
     """softmax_r(q'k + bias) applied to values, in blocks of tasks and queries.
 
@@ -38,7 +51,7 @@ class _BlockedAttention(torch.autograd.Function):
     """
 
     @staticmethod
-    def _blocks(queries: Tensor, keys: Tensor):
+    def _blocks(queries: Tensor, keys: Tensor) -> Iterator[tuple[slice, slice]]:
         n_tasks, m, r = queries.shape[0], queries.shape[2], keys.shape[2]
         rows = max(1, min(m, BLOCK_ENTRIES // r))
         tasks = max(1, BLOCK_ENTRIES // (rows * r)) if rows >= m else 1
@@ -47,44 +60,109 @@ class _BlockedAttention(torch.autograd.Function):
                 yield slice(first, first + tasks), slice(start, start + rows)
 
     @staticmethod
-    def _weights(queries: Tensor, keys: Tensor, bias: Tensor) -> Tensor:
-        scores = torch.baddbmm(bias, queries.mT, keys)
-        return torch.softmax(scores, -1)
+    def _products(left: Tensor, right: Tensor, buffer: Tensor) -> Tensor:
+        """left' right (b, m, r), written into the buffer."""
+        shape = left.shape[0], left.shape[2], right.shape[2]
+        return torch.bmm(left.mT, right, out=buffer[: math.prod(shape)].view(shape))
 
     @staticmethod
     def forward(ctx, queries: Tensor, keys: Tensor, bias: Tensor, values: Tensor) -> Tensor:
+        # The bias travels as one more feature: one product gives the whole score.
+        left = torch.cat([queries, torch.ones_like(queries[:, :1])], 1)
+        right = torch.cat([keys, bias], 1)
         out = queries.new_empty(queries.shape[0], values.shape[1], queries.shape[2])
+        buffer = _block_buffer(0, max(BLOCK_ENTRIES, keys.shape[2]), queries)
         for b, i in _BlockedAttention._blocks(queries, keys):
-            weights = _BlockedAttention._weights(queries[b, :, i], keys[b], bias[b])
+            weights = _BlockedAttention._products(left[b, :, i], right[b], buffer)
+            torch.softmax(weights, -1, out=weights)
             out[b, :, i] = torch.bmm(values[b], weights.mT)
-        ctx.save_for_backward(queries, keys, bias, values, out)
+        ctx.save_for_backward(left, right, values, out)
         return out
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, grad: Tensor) -> tuple[Tensor | None, ...]:
-        queries, keys, bias, values, out = ctx.saved_tensors
-        grad = grad.contiguous()
-        inner = (grad * out).sum(1).unsqueeze(-1).neg_()
-        grads = [
-            torch.zeros_like(tensor) if needed else None
-            for tensor, needed in zip(
-                (queries, keys, bias, values), ctx.needs_input_grad, strict=True
-            )
-        ]
-        grad_queries, grad_keys, grad_bias, grad_values = grads
-        for b, i in _BlockedAttention._blocks(queries, keys):
-            weights = _BlockedAttention._weights(queries[b, :, i], keys[b], bias[b])
+        left, right, values, out = ctx.saved_tensors
+        needs_queries, needs_keys, needs_bias, needs_values = ctx.needs_input_grad
+        # Score gradients are w * (g'v - g'out), again as one product.
+        inner = (grad * out).sum(1, keepdim=True).neg_()
+        grad_left = torch.cat([grad, inner], 1)
+        grad_right = torch.cat([values, torch.ones_like(values[:, :1])], 1)
+        grad_queries = torch.empty_like(left) if needs_queries else None
+        grad_keys = torch.zeros_like(right) if needs_keys or needs_bias else None
+        grad_values = torch.zeros_like(values) if needs_values else None
+        buffer, other = (
+            _block_buffer(which, max(BLOCK_ENTRIES, right.shape[2]), left) for which in (0, 1)
+        )
+        for b, i in _BlockedAttention._blocks(left, right):
+            weights = _BlockedAttention._products(left[b, :, i], right[b], buffer)
+            torch.softmax(weights, -1, out=weights)
             if grad_values is not None:
                 grad_values[b] += torch.bmm(grad[b, :, i], weights)
-            scores = torch.baddbmm(inner[b, i], grad[b, :, i].mT, values[b]).mul_(weights)
+            scores = _BlockedAttention._products(grad_left[b, :, i], grad_right[b], other)
+            scores.mul_(weights)
             if grad_queries is not None:
-                grad_queries[b, :, i] = torch.bmm(keys[b], scores.mT)
+                grad_queries[b, :, i] = torch.bmm(right[b], scores.mT)
             if grad_keys is not None:
-                grad_keys[b] += torch.bmm(queries[b, :, i], scores)
-            if grad_bias is not None:
-                grad_bias[b] += scores.sum(1, keepdim=True)
-        return tuple(grads)
+                grad_keys[b] += torch.bmm(left[b, :, i], scores)
+        return (
+            None if grad_queries is None else grad_queries[:, :-1],
+            grad_keys[:, :-1] if grad_keys is not None and needs_keys else None,
+            grad_keys[:, -1:] if grad_keys is not None and needs_bias else None,
+            grad_values,
+        )
+
+
+class _FewQueries(torch.autograd.Function):
+    """Few queries (b.., e, m), many keys (b.., e, r) and values (b.., v, r) -> (b.., v, m).
+
+    Weights softmax_r of scale * (2 q'k - |k|^2), kept. The products are ordered such that their
+    results are short and wide, which is several times faster than tall and narrow.
+    """
+
+    @staticmethod
+    def forward(ctx, queries: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
+        weights = (2 * scale * queries).mT @ keys
+        weights -= scale * torch.linalg.vecdot(keys, keys, dim=-2).unsqueeze(-2)
+        weights = torch.softmax(weights, -1)
+        ctx.save_for_backward(queries, keys, values, weights)
+        ctx.scale = scale
+        return (weights @ values.mT).mT
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+        queries, keys, values, weights = ctx.saved_tensors
+        scores = grad.mT @ values
+        scores -= torch.linalg.vecdot(scores, weights).unsqueeze(-1)
+        scores *= weights
+        scores *= 2 * ctx.scale
+        grad_keys = queries @ scores
+        grad_keys -= keys * scores.sum(-2, keepdim=True)
+        return (scores @ keys.mT).mT, grad_keys, grad @ weights, None
+
+
+class _FewKeys(torch.autograd.Function):
+    """Many queries (b.., w, m), few keys (b.., w, r), bias (b.., r, 1), values (b.., v, r)
+    -> (b.., v, m): weights softmax_r(q'k + bias), stored as (r, m) and kept."""
+
+    @staticmethod
+    def forward(ctx, queries: Tensor, keys: Tensor, bias: Tensor, values: Tensor) -> Tensor:
+        weights = torch.softmax(keys.mT @ queries + bias, -2)
+        ctx.save_for_backward(queries, keys, values, weights)
+        return values @ weights
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, grad: Tensor) -> tuple[Tensor | None, Tensor, Tensor, Tensor]:
+        queries, keys, values, weights = ctx.saved_tensors
+        grad_values = (weights @ grad.mT).mT
+        scores = values.mT @ grad
+        scores *= weights
+        scores -= weights * scores.sum(-2, keepdim=True)
+        grad_queries = keys @ scores if ctx.needs_input_grad[0] else None
+        grad_keys = (scores @ queries.mT).mT
+        return grad_queries, grad_keys, scores.sum(-1, keepdim=True), grad_values
 
 
 def _sdpa(queries: Tensor, keys: Tensor, bias: Tensor, values: Tensor) -> Tensor:

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from leancluster_core.attention import (
+    _FewKeys,
+    _FewQueries,
     _fused,
     _materialised_weights,
     _product_attention,
@@ -23,6 +25,9 @@ from leancluster_core.embeddings import EMBEDDINGS, cluster_codes, code_width
 from leancluster_core.hardmax import _hardmax_attention
 
 BACKENDS = ("absorbed", "fused", "materialised")
+
+# Up to here, one wide product over all tasks beats a narrow one for each.
+FEW_TOKENS = 32
 
 # Positions of the four attentions of Equation 4 along the parameters' attention axis.
 POINTS_TO_CENTERS, POINTS_TO_POINTS, CENTERS_TO_POINTS, CENTERS_TO_CENTERS = range(4)
@@ -133,17 +138,7 @@ class ClusteringTransformer(nn.Module):
         Raises ValueError for NaN or infinite entries, other d or k than the model's, k > n, batch
         dimensions that don't broadcast or don't start with the trials.
         """
-        points, centers = check_points_and_centers(points, centers)
-        if points.shape[-1] != self.n_features:
-            raise ValueError(f"n_features must be {self.n_features}, got {points.shape[-1]}")
-        if centers.shape[-2] != self.n_clusters:
-            raise ValueError(f"n_clusters must be {self.n_clusters}, got {centers.shape[-2]}")
-        batch = torch.broadcast_shapes(points.shape[:-2], centers.shape[:-2])
-        if self.n_trials is not None and (not batch or batch[0] not in (1, self.n_trials)):
-            raise ValueError(
-                f"the leading dimension of points must be n_trials={self.n_trials} or 1, "
-                f"got shape {tuple(points.shape)}"
-            )
+        points, centers = self._checked(points, centers)
         point_tokens, center_tokens = self.tokens(points, centers)
         maps = []
         for _ in range(self.n_layers):
@@ -156,13 +151,28 @@ class ClusteringTransformer(nn.Module):
             maps = [tuple(weights.squeeze(0) for weights in layer) for layer in maps]
         return (result, maps) if return_attention else result
 
+    def _checked(self, points: Tensor, centers: Tensor) -> tuple[Tensor, Tensor]:
+        points, centers = check_points_and_centers(points, centers)
+        if points.shape[-1] != self.n_features:
+            raise ValueError(f"n_features must be {self.n_features}, got {points.shape[-1]}")
+        if centers.shape[-2] != self.n_clusters:
+            raise ValueError(f"n_clusters must be {self.n_clusters}, got {centers.shape[-2]}")
+        batch = torch.broadcast_shapes(points.shape[:-2], centers.shape[:-2])
+        if self.n_trials is not None and (not batch or batch[0] not in (1, self.n_trials)):
+            raise ValueError(
+                f"the leading dimension of points must be n_trials={self.n_trials} or 1, "
+                f"got shape {tuple(points.shape)}"
+            )
+        return points, centers
+
     def tokens(self, points: Tensor, centers: Tensor) -> tuple[Tensor, Tensor]:
         """Token columns for :meth:`layer`: points (R, ..., d, n) and centers (R, ..., e, k).
 
         The points' zeros are left out: :meth:`layer` reads a token of f < e rows as padded with
         zeros, which is what makes the first layer cheap. R is 1 without trials. Unchecked.
         """
-        points, centers = points.to(self.query).mT, centers.to(self.query).mT
+        # One memory layout, so that a strided view gives the same bits as its copy.
+        points, centers = (t.to(self.query).mT.contiguous() for t in (points, centers))
         codes = self.codes.mT.expand(*centers.shape[:-2], -1, -1)
         tokens = points, torch.cat([centers, codes], -2)
         return tokens if self.n_trials is not None else (points[None], tokens[1][None])
@@ -199,7 +209,8 @@ class ClusteringTransformer(nn.Module):
 
     def _project(self, name: str, index: int, tokens: Tensor) -> Tensor:
         weight, bias = self._projection(name, index, tokens)
-        return weight @ tokens if bias is None else weight @ tokens + bias
+        projected = _apply(weight, tokens)
+        return projected if bias is None else projected + bias
 
     def _weights(self, index: int, queries: Tensor, keys: Tensor) -> Tensor:
         projected = self._project("query", index, queries).mT, self._project("key", index, keys).mT
@@ -226,38 +237,45 @@ class ClusteringTransformer(nn.Module):
             return _fused(q, k, v, self._scale)
         if index == POINTS_TO_POINTS:
             return self._attend_among_points(keys)
-        # Centers are few, so their weights (k, n) are kept as they are.
+        # Any key's projection serves as the common shift that keeps the products accurate.
         query, query_bias = self._projection("query", index, queries)
         k = self._project("key", index, keys)
-        shift = k.detach().mean(-1, keepdim=True)
+        shift = k.detach()[..., :1]
         k = k - shift
-        bias = -self._scale * k.square().sum(-2, keepdim=True)
         offset = -shift if query_bias is None else query_bias - shift
         if index == POINTS_TO_CENTERS:
-            # Scores (k, n): the query projection is absorbed into the few keys.
-            scores = (query.mT @ k).mT @ queries + k.mT @ offset
-            weights = torch.softmax(2 * self._scale * scores + bias.mT, -2)
-            return self._project("value", index, keys) @ weights
-        scores = 2 * self._scale * (query @ queries + offset).mT @ k + bias
-        mean = (torch.softmax(scores, -1) @ keys.mT).mT
+            # The query projection is absorbed into the few keys.
+            bias = 2 * (k.mT @ offset) - k.square().sum(-2).unsqueeze(-1)
+            absorbed = 2 * self._scale * _apply(query.mT, k)
+            v = self._project("value", index, keys)
+            return _FewKeys.apply(queries, absorbed, self._scale * bias, v)
+        mean = _FewQueries.apply(_apply(query, queries) + offset, k, keys, self._scale)
         return self._project("value", index, mean)
 
     def _attend_among_points(self, tokens: Tensor) -> Tensor:
         """A2 over the tokens' own f features: scores and means never see the width e."""
         query, query_bias = self._projection("query", POINTS_TO_POINTS, tokens)
         key, key_bias = self._projection("key", POINTS_TO_POINTS, tokens)
-        shift = tokens.detach().mean(-1, keepdim=True)
-        tokens = tokens - shift
+        shift = tokens.detach()[..., :1]
+        centred = tokens - shift
         # Query minus key at the same token, (Q - K) x + b: what is left of a common offset.
         offset = (query - key) @ shift
         if query_bias is not None and key_bias is not None:
             offset = offset + query_bias - key_bias
-        gram = torch.cat([key.mT @ query, key.mT @ key], -2) @ tokens
-        queries, norms = gram.split(tokens.shape[-2], -2)
-        queries = 2 * self._scale * (queries + key.mT @ offset)
-        bias = -self._scale * (tokens * norms).sum(-2, keepdim=True)
-        mean = _product_attention(queries, tokens, bias, tokens) + shift
+        queries = 2 * self._scale * ((key.mT @ query) @ centred + key.mT @ offset)
+        norms = torch.linalg.vecdot(centred, (key.mT @ key) @ centred, dim=-2).unsqueeze(-2)
+        mean = _product_attention(queries, centred, -self._scale * norms, tokens)
         return self._project("value", POINTS_TO_POINTS, mean)
+
+
+def _apply(weight: Tensor, tokens: Tensor) -> Tensor:
+    """weight (R, 1.., o, f) @ tokens (R, ..., f, n), as one product a trial where n is small."""
+    n_trials, *batch, rows, columns = tokens.shape
+    if columns > FEW_TOKENS or not batch or n_trials != weight.shape[0]:
+        return weight @ tokens
+    together = tokens.movedim(-2, 1).reshape(n_trials, rows, -1)
+    product = weight.reshape(n_trials, *weight.shape[-2:]) @ together
+    return product.view(n_trials, -1, *batch, columns).movedim(1, -2)
 
 
 def _add_rows(tokens: Tensor, leading: Tensor) -> Tensor:
