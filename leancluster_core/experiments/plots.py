@@ -17,15 +17,17 @@ import matplotlib as mpl
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.colors import LogNorm, Normalize, to_rgba
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.patches import Rectangle
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
 from leancluster_core.experiments.config import EMBEDDING_LABELS, REGULARIZER_LABELS
 
 # Okabe and Ito's colors: told apart with every kind of color vision (a test simulates three).
 EMBEDDING_COLORS = {"onehot": "#0072B2", "binary": "#D55E00", "none": "#009E73"}
-REGULARIZER_DASHES: dict[str, Any] = {"entropy": "solid", "l2": (0, (4, 1.5))}
+REGULARIZER_DASHES: dict[str, Any] = {"entropy": (0, (4, 1.5)), "l2": "solid"}
 BASELINES: dict[str, dict[str, Any]] = {
     "Lloyd": {"color": "black", "linestyle": "solid", "linewidth": 1.2},
     "scikit-learn": {
@@ -91,6 +93,7 @@ STYLE: dict[str, Any] = {
 }
 PANEL_WIDTHS = {1: 4.4, 2: 3.6, 3: 2.8, 4: 2.3}  # inches, by number of panels in a row; else 2
 
+LEGEND_ENTRY_WIDTH = 1.3  # inches
 LOG_AXIS_FROM = 10.0  # largest over smallest value from which an axis is logarithmic
 
 _Arguments = ParamSpec("_Arguments")
@@ -216,7 +219,6 @@ def plot_convergence(
     x: str = "step",
     scale: str = "",
     log_y: bool | None = None,
-    share_relative: bool = True,
 ) -> Figure:
     """The convergence figure (Figures 2, 4, 10-17): training and relative loss against the step.
 
@@ -226,8 +228,8 @@ def plot_convergence(
     its first trial (missing or not finite).
 
     x: "step", or "elapsed" (the median over trials at a step). scale: for the legend's title.
-    log_y: None makes a row logarithmic where its curves span a factor of 10.
-    share_relative: one y axis for all relative losses.
+    log_y: None makes a row logarithmic where a panel spans a factor of 10 or more. The relative
+    losses share their y axis unless they differ by such a factor.
     """
     columns = _as_names(columns)
     by = [*columns, "embedding", "regularizer"]
@@ -240,9 +242,13 @@ def plot_convergence(
         if x != "step":
             position = curve_statistics(frame, x, by=by)[[*by, "step", "median"]]
             statistics = statistics.merge(position.rename(columns={"median": x}), on=[*by, "step"])
+        spans = []
         for ax, panel in zip(axes[row], panels, strict=True):
-            lost |= _draw_models(ax, _select(statistics, columns, panel), x)
-        _scale_row(axes[row], statistics, log_y, shared=row == 1 and share_relative)
+            drawn = _select(statistics, columns, panel)
+            spans.append(_span(drawn))
+            lost |= _draw_models(ax, drawn, x)
+        log = max(spans) >= LOG_AXIS_FROM if log_y is None else log_y
+        _scale_row(axes[row], log=log, shared=row == 1 and _span(statistics) < LOG_AXIS_FROM)
         axes[row, 0].set_ylabel(VALUE_LABELS[value])
     for ax in axes[1]:
         ax.axhline(1.0, color="black", linestyle=":", linewidth=1.2, zorder=1.5)
@@ -291,8 +297,6 @@ def plot_rollouts(
         lost |= _draw_models(ax, _select(statistics, by, setting), "step")
         if references is not None:
             lost |= _draw_baselines(ax, _select(references, by, setting))
-        if j == 0:
-            ax.set_ylabel(VALUE_LABELS.get(value, value))
         if i == 0:
             ax.set_title(_title(columns, panel))
         if rows and j == len(across) - 1:
@@ -305,12 +309,154 @@ def plot_rollouts(
                 fontsize=STYLE["axes.titlesize"],
             )
     _finish_x(axes, "clustering step")
+    figure.supylabel(VALUE_LABELS.get(value, value), fontsize=STYLE["axes.labelsize"])
     handles = _model_handles(frame)
     if baselines is not None:
         present = set(baselines["method"])
         handles += [Line2D([], [], label=m, **BASELINES[m]) for m in BASELINES if m in present]
     _add_legend(figure, handles, lost, frame["trial"].nunique(), scale)
     return figure
+
+
+# --- heatmaps ------------------------------------------------------------------------------------
+
+
+@in_house_style
+def plot_heatmap(
+    tables: pd.DataFrame | Mapping[str, pd.DataFrame],
+    *,
+    label: str,
+    x_label: str = "",
+    y_label: str = "",
+    text: Mapping[str, pd.DataFrame] | pd.DataFrame | None = None,
+    cell_text: bool = True,
+    log: bool = False,
+    floor: float | None = None,
+    center: float | None = None,
+    shared: bool = False,
+) -> Figure:
+    """Tables as colored cells, side by side; every cell keeps its number (Figures 1, 9, 19).
+
+    tables: one frame, or panel title -> frame; index and columns label the axes. label: what the
+    colors mean. text: frames of strings that replace the numbers in the cells; ``cell_text=False``
+    leaves the cells empty (large tables). center: this value is neutral in a diverging scale.
+    log: logarithmic colors; values up to ``floor`` (default: the smallest positive value) have the
+    color of the floor, and the color bar says so. shared: one range of colors for all panels.
+    NaN is grey and infinity hatched, both with their name in the cell; neither changes the colors.
+    """
+    panels = {"": tables} if isinstance(tables, pd.DataFrame) else dict(tables)
+    texts = {"": text} if isinstance(text, pd.DataFrame) else dict(text or {})
+    if log and center is not None:
+        raise ValueError(f"center must be None on a logarithmic scale, got {center!r}")
+    if floor is not None and not (log and 0 < floor < math.inf):
+        raise ValueError(f"floor must be in (0, inf) and needs log=True, got {floor!r}")
+    for title, table in panels.items():
+        if table.empty:
+            raise ValueError(f"table {title!r} must have at least one cell, got {table.shape}")
+    n_rows, n_columns = np.max([table.shape for table in panels.values()], axis=0)
+    cell = (0.62, 0.36) if cell_text else (min(0.4, 3.2 / n_columns), min(0.4, 3.2 / n_rows))
+    width = max(2.0, cell[0] * n_columns) + 1.5
+    figure = Figure(
+        figsize=(width * len(panels), max(1.4, cell[1] * n_rows) + 0.9), layout="constrained"
+    )
+    axes = figure.subplots(1, len(panels), squeeze=False)[0]
+    arrays = {title: table.to_numpy(dtype=float) for title, table in panels.items()}
+    everything = np.concatenate([array.ravel() for array in arrays.values()])
+    for ax, (title, array) in zip(axes, arrays.items(), strict=True):
+        norm, lowest = _color_norm(everything if shared else array, log, floor, center)
+        drawn = np.where(np.isfinite(array), array, np.nan)
+        image = ax.imshow(
+            drawn if lowest is None else np.maximum(drawn, lowest),
+            norm=norm,
+            cmap="viridis" if center is None else "PuOr",
+            aspect="auto",
+            interpolation="nearest",
+        )
+        _draw_cells(ax, array, image, texts.get(title), cell_text)
+        _label_cells(ax, panels[title])
+        ax.set(title=title, xlabel=x_label)
+        if not shared or ax is axes[-1]:
+            bar = figure.colorbar(image, ax=axes if shared else ax, fraction=0.08, pad=0.02)
+            bar.outline.set_visible(False)
+            floored = lowest is not None and bool(
+                ((everything if shared else array) < lowest).any()
+            )
+            note = f" (up to {_plain(lowest)}: one color)" if lowest is not None and floored else ""
+            bar.set_label(label + note)
+    axes[0].set_ylabel(y_label)
+    return figure
+
+
+def _color_norm(
+    values: np.ndarray, log: bool, floor: float | None, center: float | None
+) -> tuple[Normalize, float | None]:
+    """Range of colors from the finite values, never empty; and the floor of a logarithmic one."""
+    finite = values[np.isfinite(values)]
+    if log:
+        positive = finite[finite > 0]
+        lowest = floor if floor is not None else float(positive.min(initial=math.inf))
+        lowest = lowest if math.isfinite(lowest) else 1.0
+        highest = float(positive.max(initial=lowest))
+        return LogNorm(lowest, highest if highest > lowest else 10 * lowest), lowest
+    low, high = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 1.0)
+    if center is not None:
+        reach = max(abs(low - center), abs(high - center)) or 1.0
+        return Normalize(center - reach, center + reach), None
+    return Normalize(low, high if high > low else low + (abs(low) or 1.0)), None
+
+
+def _draw_cells(
+    ax: Axes, array: np.ndarray, image: Any, text: pd.DataFrame | None, cell_text: bool
+) -> None:
+    """Mark cells that are not finite, and write into each cell, light on dark and dark on light."""
+    for (i, j), value in np.ndenumerate(array):
+        if math.isfinite(value):
+            color = image.cmap(image.norm(max(value, image.norm.vmin)))
+        else:
+            color = to_rgba("#bdbdbd" if math.isnan(value) else "white")
+            hatch = None if math.isnan(value) else "////"
+            corner = (j - 0.5, i - 0.5)
+            ax.add_patch(
+                Rectangle(corner, 1, 1, facecolor=color, edgecolor="#9a9a9a", hatch=hatch, lw=0)
+            )
+        if cell_text:
+            written = _plain(value) if text is None else str(text.iloc[i, j])
+            ink = "white" if _luminance(color) < 0.18 else "black"
+            box = (
+                None
+                if math.isfinite(value)
+                else {"facecolor": color, "edgecolor": "none", "pad": 1}
+            )
+            ax.text(j, i, written, ha="center", va="center", fontsize=8, color=ink, bbox=box)
+
+
+def _label_cells(ax: Axes, table: pd.DataFrame) -> None:
+    ax.grid(False)
+    for axis, names in ((ax.xaxis, table.columns), (ax.yaxis, table.index)):
+        skip = math.ceil(len(names) / 25)  # large tables: not every row can be named
+        axis.set_ticks(range(0, len(names), skip), [_number(name) for name in names[::skip]])
+        axis.set_tick_params(length=0)
+    for spine in ax.spines.values():
+        spine.set_visible(False)
+
+
+def _luminance(color: Sequence[float]) -> float:
+    """Relative luminance (WCAG); below 0.18 white text has more contrast than black text."""
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in color[:3]]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def _plain(value: float) -> str:
+    """Three digits without an exponent where that is readable: 0.00123, 50000, nan, inf."""
+    if value == 0 or not math.isfinite(value):
+        return f"{value:g}"
+    if 1e-3 <= abs(value) < 1e6:
+        return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"
+    mantissa, exponent = f"{value:.1e}".split("e")
+    return rf"${mantissa}\cdot10^{{{int(exponent)}}}$"
+
+
+# --- drawing curves ------------------------------------------------------------------------------
 
 
 def _draw_models(ax: Axes, statistics: pd.DataFrame, x: str) -> bool:
@@ -342,7 +488,9 @@ def _draw_curve(
         return False
     steps, median = curve[x].to_numpy(dtype=float), curve["median"].to_numpy()
     known = np.isfinite(median)
-    if known.sum() == 1 and "marker" not in line:
+    if "marker" in line:
+        line = {**line, "markevery": max(1, len(steps) // 10)}
+    elif known.sum() == 1:
         line = {**line, "marker": "o", "markersize": 4}  # a line through one point would not show
     ax.plot(steps, median, **line)
     if ribbon:
@@ -368,33 +516,38 @@ def _grid(
     return figure, figure.subplots(n_rows, n_columns, sharey=sharey, squeeze=False)
 
 
-def _scale_row(
-    axes: Sequence[Axes], statistics: pd.DataFrame, log_y: bool | None, *, shared: bool
-) -> None:
-    """Choose linear or logarithmic for a row of panels; ``shared`` gives all the same limits."""
-    if log_y is None:
-        drawn = statistics[["median", "lower", "upper"]].to_numpy()
-        drawn = drawn[np.isfinite(drawn)]
-        log_y = bool(drawn.size and drawn.min() > 0 and drawn.max() / drawn.min() >= LOG_AXIS_FROM)
-    for ax in axes:
-        if log_y:
+def _span(statistics: pd.DataFrame) -> float:
+    """Largest over smallest of what is drawn; 1 where not all is positive: no log axis then."""
+    drawn = statistics[["median", "lower", "upper"]].to_numpy()
+    drawn = drawn[np.isfinite(drawn)]
+    return float(drawn.max() / drawn.min()) if drawn.size and drawn.min() > 0 else 1.0
+
+
+def _scale_row(axes: Sequence[Axes], *, log: bool, shared: bool) -> None:
+    """Make a row of panels logarithmic or linear; ``shared`` gives all the same limits."""
+    if log:
+        for ax in axes:
             ax.set_yscale("log")
     limits = [ax.get_ylim() for ax in axes]
     if shared:
         limits = [(min(low for low, _ in limits), max(high for _, high in limits))] * len(axes)
-    for ax, (low, high) in zip(axes, limits, strict=True):
-        ax.set_ylim(low, high)
-        if log_y:
-            _label_log_axis(ax, low, high)
-    if shared:
         for ax in axes[1:]:
             ax.tick_params(labelleft=False)
+    for ax, (low, high) in zip(axes, limits, strict=True):
+        ax.set_ylim(low, high)
+        if log:
+            _label_log_axis(ax, low, high)
 
 
 def _label_log_axis(ax: Axes, low: float, high: float) -> None:
-    """Readable ticks: 1, 2, 5 steps on a short axis, where powers of ten alone would be too few."""
+    """Readable ticks: on a short axis powers of ten alone would be too few, or none."""
     decades = math.log10(high / low)
-    ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if decades < 2.5 else (1,), numticks=6))
+    steps = (1, 2, 5) if decades < 2.5 else (1,)
+    ax.yaxis.set_major_locator(
+        MaxNLocator(5, steps=[1, 2, 2.5, 5, 10])
+        if decades < 1
+        else LogLocator(subs=steps, numticks=6)
+    )
     ax.yaxis.set_major_formatter(FuncFormatter(_log_tick))
     ax.yaxis.set_minor_formatter(NullFormatter())
 
@@ -409,10 +562,10 @@ def _log_tick(value: float, position: int | None = None) -> str:
 
 
 def _finish_x(axes: np.ndarray, label: str) -> None:
-    """Label the bottom row, keep tick labels off the rows above, few enough ticks to read."""
+    """Labels on the bottom row only, and few enough ticks to read."""
     n_columns = axes.shape[1]
     for ax in axes.flat:
-        ax.xaxis.set_major_locator(MaxNLocator(5 if n_columns < 4 else 3, steps=[1, 2, 5, 10]))
+        ax.xaxis.set_major_locator(MaxNLocator(6 if n_columns < 4 else 4, steps=[1, 2, 5, 10]))
         ax.xaxis.set_major_formatter(FuncFormatter(_thousands))
         ax.margins(x=0.02)
     for ax in axes[:-1].flat:
@@ -447,9 +600,8 @@ def _add_legend(
     """One legend below the panels, an embedding a column; its title says scale and trials."""
     if lost:
         handles = [*handles, Line2D([], [], color="#555555", label="a trial is lost", **_CROSS)]
-    dashes = {handle.get_linestyle() for handle in handles}
     trials = "1 trial" if n_trials == 1 else f"{n_trials} trials"
-    n_rows = 1 if len(handles) <= 4 or len(dashes) == 1 else 2
+    n_rows = 1 if len(handles) * LEGEND_ENTRY_WIDTH <= figure.get_figwidth() else 2
     figure.legend(
         handles=handles,
         loc="outside lower center",
