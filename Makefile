@@ -23,7 +23,8 @@ TEXT := _config.yml book/_toc.yml book/references.bib book/check_html.py $(wildc
 RUN := $(BIN)/python -m leancluster_core.experiments.notebooks run
 
 .DEFAULT_GOAL := book
-.DELETE_ON_ERROR:
+# The runner replaces pages as a whole, so a run that fails leaves the last good one: make must too.
+.PRECIOUS: book/%.ipynb book/generated/%/run.json
 .PHONY: book test figures clean environment $(NOTEBOOKS)
 
 book: _build/html/.complete

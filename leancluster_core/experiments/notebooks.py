@@ -230,7 +230,7 @@ def _make_rules(draft: Path, saved: Path, page: Path, record: Mapping[str, Any])
     """Rules for make: the page needs the runs it shows and the files it saved."""
     root = project_root()
     needs = [saved / path.relative_to(draft) for path in draft.rglob("*") if path.is_file()]
-    needs = [path for path in needs if path.name != "run.json"]
+    needs = [path for path in needs if path.name not in ("run.json", "page.d")]
     for key in record["runs"]:
         needs += [path for path in root.glob(f"results/*/{key}/*") if path.is_file()]
     listed = " ".join(sorted(_from_project(path) for path in needs))
