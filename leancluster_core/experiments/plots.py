@@ -25,8 +25,8 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormat
 
 from leancluster_core.experiments.config import EMBEDDING_LABELS, REGULARIZER_LABELS
 
-# Okabe and Ito's colors: told apart with every kind of color vision (a test simulates three).
-EMBEDDING_COLORS = {"onehot": "#0072B2", "binary": "#D55E00", "none": "#009E73"}
+# Told apart with every kind of color vision, from each other and from black (a test simulates it).
+EMBEDDING_COLORS = {"onehot": "#1F5FAA", "binary": "#D55E00", "none": "#00A878"}
 REGULARIZER_DASHES: dict[str, Any] = {"entropy": (0, (4, 1.5)), "l2": "solid"}
 BASELINES: dict[str, dict[str, Any]] = {
     "Lloyd": {"color": "black", "linestyle": "solid", "linewidth": 1.2},
@@ -91,7 +91,7 @@ STYLE: dict[str, Any] = {
     "legend.handlelength": 2.8,
     "svg.hashsalt": "leancluster",  # element names in SVG files would differ from run to run
 }
-PANEL_WIDTHS = {1: 4.4, 2: 3.6, 3: 2.8, 4: 2.3}  # inches, by number of panels in a row; else 2
+PANEL_WIDTHS = {1: 4.8, 2: 3.6, 3: 2.8, 4: 2.3}  # inches, by number of panels in a row; else 2
 
 LEGEND_ENTRY_WIDTH = 1.3  # inches
 LOG_AXIS_FROM = 10.0  # largest over smallest value from which an axis is logarithmic
@@ -632,9 +632,9 @@ def _check_unique(frame: pd.DataFrame, keys: list[str]) -> None:
             raise ValueError(f"column {name!r} must have a value in every row, got a missing one")
     repeated = frame[frame.duplicated(keys, keep=False).to_numpy()]
     if len(repeated):
-        first = repeated.iloc[0]
-        count = int((repeated[keys] == first[keys]).all(axis=1).sum())
-        row = ", ".join(f"{name}={first[name]}" for name in keys)
+        first = {name: repeated[name].iloc[0] for name in keys}
+        count = int((repeated[keys] == pd.Series(first)).all(axis=1).sum())
+        row = ", ".join(f"{name}={value}" for name, value in first.items())
         raise ValueError(
             f"each (setting, step, trial) must have one row, got {count} rows with {row}"
         )
