@@ -1,13 +1,14 @@
 """Squared distances between points and centers, and the nearest center of each point.
 
-Distances are sums of squared differences (``r_ij = ||x_i - c_j||^2``, Section 3 of the paper). There
-is no square root, whose slope at 0 is infinite, and no expansion ``|x|^2 - 2 x.c + |c|^2``, which
-loses all digits far from the origin. :func:`nearest_centers` does use the expansion, on centered
-data, because it is the only form that runs at the speed of a matrix product; it then proves, row by
-row, that rounding cannot have changed the answer, and decides the other rows by differences.
+Distances are sums of squared differences (``r_ij = ||x_i - c_j||^2``, Section 3 of the paper).
+There is no square root, whose slope at 0 is infinite, and no expansion ``|x|^2 - 2 x.c + |c|^2``,
+which loses all digits far from the origin. :func:`nearest_centers` does use the expansion, on
+centered data, because it is the only form that runs at the speed of a matrix product; it then
+proves, row by row, that rounding cannot have changed the answer, and decides the other rows by
+differences.
 
 The bound. Let u be the unit roundoff, d the number of features, x and c the centered point and
-center, and S = (||x|| + max ||c||)^2. Centering and the product of d + 1 terms
+center, and S = (||x|| + max ||c||)^2. Centering and the sum of d + 1 terms
 (``-2 c.x + ||c||^2``) leave an error of at most (d + 4) u S in a score, to first order in u. The
 sum of squared differences is itself rounded, by at most (d + 3) u S. The two methods can order two
 centers differently only if their scores differ by less than twice the sum of both, which is
@@ -18,7 +19,8 @@ for the rounding of S.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -26,8 +28,9 @@ from torch import Tensor
 from leancluster_core.checks import check_points_and_centers
 
 # Scores held at once: large enough that a kernel's overhead does not count, small enough that the
-# passes over them stay in cache.
-_BLOCK_ELEMENTS = 1 << 20
+# passes over them stay in cache. The second limit keeps float32 sums over a block accurate.
+_BLOCK_SCORES = 1 << 19
+_BLOCK_ROWS = 1 << 13
 
 # Squares of numbers beyond these overflow or vanish in float32.
 _SAFE_EXPONENT = 40
@@ -80,81 +83,118 @@ def nearest_centers(points: Tensor, centers: Tensor) -> Tensor:
 
 @torch.no_grad()
 def _nearest_centers(points: Tensor, centers: Tensor) -> Tensor:
-    batch_shape = torch.broadcast_shapes(points.shape[:-2], centers.shape[:-2])
-    (n_points, n_features), n_clusters = points.shape[-2:], centers.shape[-2]
-    if n_clusters == 1 or math.prod(batch_shape) == 0:
-        return points.new_zeros((*batch_shape, n_points), dtype=torch.int64)
-    points = points.expand(*batch_shape, -1, -1).reshape(-1, n_points, n_features)
-    centers = centers.expand(*batch_shape, -1, -1).reshape(-1, n_clusters, n_features)
-    points, centers = _within_range(points, centers)
+    batch_shape, points, centers = _as_tasks(points, centers)
+    exponent = _out_of_range_exponent(points, centers)
+    points, centers = (_times_power_of_two(tensor, -exponent) for tensor in (points, centers))
+    shift = _center(points)
+    blocks = _centered_blocks(points, shift, centers.shape[-2])
+    return _labels(points, shift, blocks, centers).reshape(*batch_shape, points.shape[-2])
 
-    n_tasks = points.shape[0]
-    labels = points.new_empty((n_tasks, n_points), dtype=torch.int64)
-    undecided = points.new_empty((n_tasks, n_points), dtype=torch.bool)
-    shift = points.mean(-2, keepdim=True)
-    precise = _precise_dtype(points.dtype)
-    augmented_centers, reach = _augmented_centers((centers - shift).to(precise))
-    count_and_index = points.new_ones((2, n_clusters), dtype=precise)
+
+def _as_tasks(points: Tensor, centers: Tensor) -> tuple[torch.Size, Tensor, Tensor]:
+    """The broadcast batch shape, points (tasks, n, d) and centers (tasks, k, d)."""
+    batch_shape = torch.broadcast_shapes(points.shape[:-2], centers.shape[:-2])
+    n_tasks = math.prod(batch_shape)
+    points, centers = (
+        tensor.expand(*batch_shape, -1, -1).reshape(n_tasks, *tensor.shape[-2:])
+        for tensor in (points, centers)
+    )
+    return batch_shape, points, centers
+
+
+def _center(points: Tensor) -> Tensor:
+    """About the mean (tasks, 1, d) of points (tasks, n, d), the same for any layout of the memory.
+
+    The order of a sum depends on layout and batch, which shows in its last bits: they are cut off.
+    """
+    mean = points.mean(-2, keepdim=True, dtype=torch.float64)
+    return mean.float().to(points.dtype)
+
+
+@dataclass(frozen=True)
+class _Block:
+    """Some tasks' centered points as columns.
+
+    The row of ones below them is for the counts in sums by label.
+    """
+
+    tasks: slice
+    rows: slice
+    columns: Tensor  # (tasks, d + 1, rows), in the dtype to multiply in
+    norms: Tensor  # (tasks, 1, rows)
+
+
+def _centered_blocks(points: Tensor, shift: Tensor, n_clusters: int) -> Iterator[_Block]:
+    """Blocks of points (tasks, n, d) minus shift (tasks, 1, d)."""
+    n_tasks, n_points, n_features = points.shape
+    # The bound above does not hold for products in TF32 or bfloat16.
+    precise = torch.get_float32_matmul_precision() == "highest"
+    dtype = points.dtype if precise else torch.float64
+    width = max(n_clusters, n_features + 1)
+    n_rows = min(n_points, _BLOCK_ROWS, max(1, _BLOCK_SCORES // (64 * width)) * 64)
+    n_together = max(1, _BLOCK_SCORES // (width * n_rows)) if n_rows == n_points else 1
+    for task in range(0, n_tasks, n_together):
+        tasks = slice(task, task + n_together)
+        for row in range(0, n_points, n_rows):
+            rows = slice(row, row + n_rows)
+            centered = (points[tasks, rows] - shift[tasks]).transpose(-2, -1)
+            columns = centered.new_ones(
+                (centered.shape[0], n_features + 1, centered.shape[2]), dtype=dtype
+            )
+            columns[:, :-1].copy_(centered)
+            norms = columns[:, :-1].square().sum(-2, keepdim=True).sqrt_()
+            yield _Block(tasks, rows, columns, norms)
+
+
+def _labels(points: Tensor, shift: Tensor, blocks: Iterable[_Block], centers: Tensor) -> Tensor:
+    """Labels (tasks, n) of points (tasks, n, d), whose centered blocks are given."""
+    (n_tasks, n_points, n_features), n_clusters = points.shape, centers.shape[-2]
+    labels = points.new_zeros((n_tasks, n_points), dtype=torch.int64)
+    if n_clusters == 1:
+        return labels
+    undecided = torch.zeros_like(labels, dtype=torch.bool)
+    epsilon = (2 * n_features + 16) * torch.finfo(points.dtype).eps
+    count_and_index = points.new_ones((2, n_clusters))
     count_and_index[1] = torch.arange(n_clusters)
-    for tasks, rows in _blocks(n_tasks, n_points, n_clusters):
-        augmented_points, slack = _augmented_points(
-            (points[tasks, rows] - shift[tasks]).to(precise), reach[tasks], points.dtype
+    centered = centers - shift
+    squares = centered.square().sum(-1, keepdim=True)
+    reach = squares.amax(-2, keepdim=True).sqrt()
+    factors = -2 * centered
+    for block in blocks:
+        tasks, rows, columns = block.tasks, block.rows, block.columns
+        scores = torch.baddbmm(  # (tasks, k, rows)
+            squares[tasks].to(columns), factors[tasks].to(columns), columns[:, :-1]
         )
-        near = _near_centers(augmented_points, augmented_centers[tasks], slack)
-        found = count_and_index @ near  # (tasks, 2, rows)
+        near_enough = (block.norms + reach[tasks]).square_().mul_(epsilon)
+        near_enough += scores.amin(-2, keepdim=True)
+        # 1 where a center may be the nearest, else 0. Written over the scores, as floats: five
+        # times faster than booleans, and what happens to it next is a product.
+        near = torch.le(scores, near_enough, out=scores)
+        found = count_and_index.to(columns) @ near  # (tasks, 2, rows)
         labels[tasks, rows] = found[:, 1].to(torch.int64)
         undecided[tasks, rows] = found[:, 0] != 1
     _decide_by_differences(points, centers, labels, undecided)
-    return labels.reshape(*batch_shape, n_points)
+    return labels
 
 
-def _within_range(points: Tensor, centers: Tensor) -> tuple[Tensor, Tensor]:
-    """Scale by a power of two (exact) if squares would overflow or vanish."""
-    largest = max(float(points.abs().max()), float(centers.abs().max()))
+def _out_of_range_exponent(points: Tensor, centers: Tensor) -> int:
+    """The power of two to divide by before numbers are squared; 0 where they are neither so large
+    nor so small that squares leave the dtype's range."""
+    largest = max(_largest(points), _largest(centers))
     exponent = math.frexp(largest)[1]
-    if largest == 0 or abs(exponent) <= _SAFE_EXPONENT:
-        return points, centers
-    # In two steps, since 2**-exponent alone may be out of the dtype's range.
-    first, second = 2.0 ** (-exponent // 2), 2.0 ** (-exponent - (-exponent // 2))
-    return points * first * second, centers * first * second
+    return 0 if largest == 0 or abs(exponent) <= _SAFE_EXPONENT else exponent
 
 
-def _precise_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The dtype to multiply in: the bound above does not hold for products in TF32 or bfloat16."""
-    return dtype if torch.get_float32_matmul_precision() == "highest" else torch.float64
+def _times_power_of_two(values: Tensor, exponent: int) -> Tensor:
+    # In two steps, since the power alone may be out of the dtype's range.
+    return (
+        values * 2.0 ** (exponent // 2) * 2.0 ** (exponent - exponent // 2) if exponent else values
+    )
 
 
-def _blocks(n_tasks: int, n_points: int, n_keys: int) -> Iterator[tuple[slice, slice]]:
-    """Slices of tasks and rows that together hold about ``_BLOCK_ELEMENTS`` scores."""
-    n_rows = min(n_points, max(1, _BLOCK_ELEMENTS // n_keys))
-    n_together = max(1, _BLOCK_ELEMENTS // (n_keys * n_rows)) if n_rows == n_points else 1
-    for task in range(0, n_tasks, n_together):
-        for row in range(0, n_points, n_rows):
-            yield slice(task, task + n_together), slice(row, row + n_rows)
-
-
-def _augmented_centers(centered: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows [-2 c, ||c||^2] (..., k, d+1) and the largest norm of a center, (..., 1, 1)."""
-    squares = centered.square().sum(-1, keepdim=True)
-    return torch.cat([-2 * centered, squares], -1), squares.amax(-2, keepdim=True).sqrt()
-
-
-def _augmented_points(centered: Tensor, reach: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Columns [x; 1] (..., d+1, n) and the rounding bound on score differences, (..., 1, n)."""
-    *batch, n_points, n_features = centered.shape
-    augmented = centered.new_ones((*batch, n_features + 1, n_points))
-    columns = augmented[..., :n_features, :]
-    columns.copy_(centered.transpose(-2, -1))
-    scale = (columns.square().sum(-2, keepdim=True).sqrt_() + reach).square_()
-    return augmented, scale.mul_((2 * n_features + 16) * torch.finfo(dtype).eps)
-
-
-def _near_centers(augmented_points: Tensor, augmented_centers: Tensor, slack: Tensor) -> Tensor:
-    """1.0 where a center may be the nearest one, 0.0 where it cannot, (..., k, n)."""
-    scores = augmented_centers @ augmented_points
-    # Written over the scores, as floats: five times faster than a mask of booleans, and the next
-    # thing that happens to it is a matrix product.
-    return torch.le(scores, scores.amin(-2, keepdim=True).add_(slack), out=scores)
+def _largest(values: Tensor) -> float:
+    """Largest absolute value; 0 of nothing."""
+    return max(-float(values.amin()), float(values.amax())) if values.numel() else 0.0
 
 
 def _decide_by_differences(
@@ -162,13 +202,9 @@ def _decide_by_differences(
 ) -> None:
     """Overwrite the labels (tasks, n) of undecided rows by those of exact differences."""
     tasks, rows = undecided.nonzero(as_tuple=True)
-    centers_first = centers.movedim(-1, 0).transpose(-2, -1).contiguous()  # (d, k, tasks)
-    for task, row in zip(*_in_pieces(tasks, rows, centers_first[..., 0].numel()), strict=True):
+    centers_first = centers.permute(2, 1, 0).contiguous()  # (d, k, tasks)
+    size = max(1, _BLOCK_SCORES // centers[0].numel()) if len(tasks) else 1
+    for task, row in zip(tasks.split(size), rows.split(size), strict=True):
         candidates = centers_first if centers.shape[0] == 1 else centers_first[..., task]
         distances = _sum_of_squares(points[task, row].t().unsqueeze(1), candidates)  # (k, piece)
         labels[task, row] = distances.argmin(0)
-
-
-def _in_pieces(tasks: Tensor, rows: Tensor, per_row: int) -> tuple[tuple[Tensor, ...], ...]:
-    size = max(1, _BLOCK_ELEMENTS // per_row)
-    return tasks.split(size), rows.split(size)

@@ -1,0 +1,92 @@
+"""Groups of equal rows, found in the time of a sort instead of by comparing all pairs.
+
+Rows are equal when all their numbers are (so 0.0 and -0.0 are). Each row is hashed to 64 bits, a
+sort brings equal hashes together, and each row is then compared with the first of its group: the
+answer does not rest on the hash, which only decides how fast it comes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+# Rows hashed at once, so that the passes over them stay in cache.
+_BLOCK_ROWS = 1 << 14
+
+
+@dataclass(frozen=True)
+class Groups:
+    """The groups of equal rows among n rows.
+
+    first: (g,) the lowest index in each group; group: (n,) the group of each row, or None where all
+    rows differ (g = n), in which case each row is its own group, in order.
+    """
+
+    first: Tensor
+    group: Tensor | None
+
+    @property
+    def sizes(self) -> Tensor:
+        """(g,) the number of rows of each group."""
+        if self.group is None:
+            return torch.ones_like(self.first)
+        return torch.bincount(self.group, minlength=len(self.first))
+
+
+@torch.no_grad()
+def group_equal_rows(rows: Tensor) -> Groups:
+    """Group the equal rows of (n, d), n >= 1, in float32 or float64. Unchecked."""
+    n_rows = rows.shape[0]
+    columns = _varying_columns(rows)
+    if columns.shape[0] == 0:
+        first = torch.zeros(1, dtype=torch.int64, device=rows.device)
+        return Groups(first, first.expand(n_rows))
+    hashes, order = torch.sort(_hash(columns), stable=True)
+    starts = torch.ones_like(hashes, dtype=torch.bool)
+    torch.ne(hashes[1:], hashes[:-1], out=starts[1:])
+    first = order[starts]
+    if len(first) == n_rows:
+        return Groups(torch.arange(n_rows, device=rows.device), None)
+    group = torch.empty_like(order).scatter_(0, order, starts.cumsum(0).sub_(1))
+    if any(bool((column != column[first][group]).any()) for column in columns):
+        return _group_by_comparison(rows)
+    return Groups(first, group)
+
+
+def _varying_columns(rows: Tensor) -> Tensor:
+    """Columns (c, n) of (n, d), without those that hold one and the same number."""
+    columns = rows.t()
+    varies = (columns[:, :64] != columns[:, :1]).any(1)
+    if not bool(varies.all()):  # the sample decides for most; look at the others in full
+        for index in (~varies).nonzero().flatten().tolist():
+            varies[index] = (columns[index] != columns[index, 0]).any()
+        columns = columns[varies]
+    return columns
+
+
+def _hash(columns: Tensor) -> Tensor:
+    """64 bits for each row of columns (c, n); equal rows have equal hashes."""
+    n_columns, n_rows = columns.shape
+    generator = torch.Generator().manual_seed(0x5EED)
+    factors = torch.randint(-(2**63), 2**63 - 1, (2, n_columns, 1), generator=generator)
+    factors = factors.bitwise_or_(1).to(columns.device)  # odd, so that multiplying loses no bit
+    integer = torch.int32 if columns.dtype == torch.float32 else torch.int64
+    hashes = torch.empty(n_rows, dtype=torch.int64, device=columns.device)
+    for start in range(0, n_rows, _BLOCK_ROWS):
+        block = columns[:, start : start + _BLOCK_ROWS] + 0.0  # which turns -0.0 into 0.0
+        bits = block.contiguous().view(integer).to(torch.int64)
+        # Round numbers end in zero bits, which a product alone would leave at zero: bring the high
+        # bits down between two products.
+        bits.mul_(factors[0]).bitwise_xor_(bits >> 29).mul_(factors[1])
+        torch.sum(bits, 0, out=hashes[start : start + _BLOCK_ROWS])
+    return hashes
+
+
+def _group_by_comparison(rows: Tensor) -> Groups:
+    """The same by a lexicographic sort: slow, for the day on which two hashes collide."""
+    _, group = torch.unique(rows + 0.0, dim=0, return_inverse=True)
+    indices = torch.arange(len(group), device=rows.device)
+    first = indices.new_full((int(group.max()) + 1,), len(group))
+    return Groups(first.scatter_reduce_(0, group, indices, "amin"), group)
