@@ -72,4 +72,4 @@ $(ENVIRONMENT): constraints.txt pyproject.toml
 endif
 
 clean:
-	rm -rf _build book/generated book/*.ipynb
+	rm -rf _build book/generated book/*.ipynb results/smoke

@@ -83,26 +83,26 @@ def provenance_card(
     same, to the byte, when other files change; "modified" means that these differ from the commit.
     """
     runs = list(runs)
-    if seeds is None:
-        seeds = sorted({seed for run in runs for seed in run.config.seeds})
-    devices = sorted({str(run.provenance.get("device", "unknown")) for run in runs})
-    trained_with = sorted({str(run.provenance.get("torch", "unknown")) for run in runs})
     keys = list(dict.fromkeys(run.config.key for run in runs))
+    if seeds is None:
+        seeds = list(dict.fromkeys(seed for run in runs for seed in run.config.seeds))
+    made_by = [run.provenance for run in runs]
+    trained = {f"torch {facts['torch']}, commit {facts['commit']}" for facts in made_by}
+    devices = {facts["device"] for facts in made_by} or {device or _this_device()}
     rows = {
         "Scale": scale,
         "Seeds": ", ".join(map(str, seeds)) or "none",
-        "Device": device or ", ".join(devices) or "cpu",
+        "Device": device or "; ".join(sorted(devices)),
         "Versions": f"Python {platform.python_version()}, torch {version('torch')}, "
         f"numpy {version('numpy')}",
-        "Commit": commit(),
+        "Commit": page_commit(),
     }
     if runs:
-        rows["Trained with"] = "torch " + ", ".join(trained_with)
-        rows["Runs"] = f"{len(keys)}: " + ", ".join(keys)
-    body = "".join(
-        f"<tr><th>{html.escape(name)}</th><td>{html.escape(text)}</td></tr>"
-        for name, text in rows.items()
-    )
+        rows |= {"Trained with": "; ".join(sorted(trained)), "Runs": ", ".join(keys)}
+    shown = {name: html.escape(text) for name, text in rows.items()}
+    if len(keys) > 3:
+        shown["Runs"] = f"<details><summary>{len(keys)}</summary>{shown['Runs']}</details>"
+    body = "".join(f"<tr><th>{name}</th><td>{text}</td></tr>" for name, text in shown.items())
     card = (
         '<table class="dataframe table provenance"><caption>How this page was made</caption>'
         f"{body}</table>"
@@ -111,7 +111,15 @@ def provenance_card(
     return Shown({"text/html": card, "text/plain": plain}, {"runs": keys})
 
 
-def commit() -> str:
+def _this_device() -> str:
+    import torch
+
+    from leancluster_core.experiments.provenance import device_name
+
+    return device_name(torch.device("cpu"))
+
+
+def page_commit() -> str:
     """Short name of the commit that last changed what pages are made of; "unknown" outside git."""
     root = project_root()
     if not (root / ".git").exists():
