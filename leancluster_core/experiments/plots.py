@@ -318,147 +318,6 @@ def plot_rollouts(
     return figure
 
 
-# --- heatmaps ------------------------------------------------------------------------------------
-
-
-@in_house_style
-def plot_heatmap(
-    tables: pd.DataFrame | Mapping[str, pd.DataFrame],
-    *,
-    label: str,
-    x_label: str = "",
-    y_label: str = "",
-    text: Mapping[str, pd.DataFrame] | pd.DataFrame | None = None,
-    cell_text: bool = True,
-    log: bool = False,
-    floor: float | None = None,
-    center: float | None = None,
-    shared: bool = False,
-) -> Figure:
-    """Tables as colored cells, side by side; every cell keeps its number (Figures 1, 9, 19).
-
-    tables: one frame, or panel title -> frame; index and columns label the axes. label: what the
-    colors mean. text: frames of strings that replace the numbers in the cells; ``cell_text=False``
-    leaves the cells empty (large tables). center: this value is neutral in a diverging scale.
-    log: logarithmic colors; values up to ``floor`` (default: the smallest positive value) have the
-    color of the floor, and the color bar says so. shared: one range of colors for all panels.
-    NaN is grey and infinity hatched, both with their name in the cell; neither changes the colors.
-    """
-    panels = {"": tables} if isinstance(tables, pd.DataFrame) else dict(tables)
-    texts = {"": text} if isinstance(text, pd.DataFrame) else dict(text or {})
-    if log and center is not None:
-        raise ValueError(f"center must be None on a logarithmic scale, got {center!r}")
-    if floor is not None and not (log and 0 < floor < math.inf):
-        raise ValueError(f"floor must be in (0, inf) and needs log=True, got {floor!r}")
-    for title, table in panels.items():
-        if table.empty:
-            raise ValueError(f"table {title!r} must have at least one cell, got {table.shape}")
-    n_rows, n_columns = np.max([table.shape for table in panels.values()], axis=0)
-    cell = (0.62, 0.36) if cell_text else (min(0.4, 3.2 / n_columns), min(0.4, 3.2 / n_rows))
-    width = max(2.0, cell[0] * n_columns) + 1.5
-    figure = Figure(
-        figsize=(width * len(panels), max(1.4, cell[1] * n_rows) + 0.9), layout="constrained"
-    )
-    axes = figure.subplots(1, len(panels), squeeze=False)[0]
-    arrays = {title: table.to_numpy(dtype=float) for title, table in panels.items()}
-    everything = np.concatenate([array.ravel() for array in arrays.values()])
-    for ax, (title, array) in zip(axes, arrays.items(), strict=True):
-        norm, lowest = _color_norm(everything if shared else array, log, floor, center)
-        drawn = np.where(np.isfinite(array), array, np.nan)
-        image = ax.imshow(
-            drawn if lowest is None else np.maximum(drawn, lowest),
-            norm=norm,
-            cmap="viridis" if center is None else "PuOr",
-            aspect="auto",
-            interpolation="nearest",
-        )
-        _draw_cells(ax, array, image, texts.get(title), cell_text)
-        _label_cells(ax, panels[title])
-        ax.set(title=title, xlabel=x_label)
-        if not shared or ax is axes[-1]:
-            bar = figure.colorbar(image, ax=axes if shared else ax, fraction=0.08, pad=0.02)
-            bar.outline.set_visible(False)
-            floored = lowest is not None and bool(
-                ((everything if shared else array) < lowest).any()
-            )
-            note = f" (up to {_plain(lowest)}: one color)" if lowest is not None and floored else ""
-            bar.set_label(label + note)
-    axes[0].set_ylabel(y_label)
-    return figure
-
-
-def _color_norm(
-    values: np.ndarray, log: bool, floor: float | None, center: float | None
-) -> tuple[Normalize, float | None]:
-    """Range of colors from the finite values, never empty; and the floor of a logarithmic one."""
-    finite = values[np.isfinite(values)]
-    if log:
-        positive = finite[finite > 0]
-        lowest = floor if floor is not None else float(positive.min(initial=math.inf))
-        lowest = lowest if math.isfinite(lowest) else 1.0
-        highest = float(positive.max(initial=lowest))
-        return LogNorm(lowest, highest if highest > lowest else 10 * lowest), lowest
-    low, high = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 1.0)
-    if center is not None:
-        reach = max(abs(low - center), abs(high - center)) or 1.0
-        return Normalize(center - reach, center + reach), None
-    return Normalize(low, high if high > low else low + (abs(low) or 1.0)), None
-
-
-def _draw_cells(
-    ax: Axes, array: np.ndarray, image: Any, text: pd.DataFrame | None, cell_text: bool
-) -> None:
-    """Mark cells that are not finite, and write into each cell, light on dark and dark on light."""
-    for (i, j), value in np.ndenumerate(array):
-        if math.isfinite(value):
-            color = image.cmap(image.norm(max(value, image.norm.vmin)))
-        else:
-            color = to_rgba("#bdbdbd" if math.isnan(value) else "white")
-            hatch = None if math.isnan(value) else "////"
-            corner = (j - 0.5, i - 0.5)
-            ax.add_patch(
-                Rectangle(corner, 1, 1, facecolor=color, edgecolor="#9a9a9a", hatch=hatch, lw=0)
-            )
-        if cell_text:
-            written = _plain(value) if text is None else str(text.iloc[i, j])
-            ink = "white" if _luminance(color) < 0.18 else "black"
-            box = (
-                None
-                if math.isfinite(value)
-                else {"facecolor": color, "edgecolor": "none", "pad": 1}
-            )
-            ax.text(j, i, written, ha="center", va="center", fontsize=8, color=ink, bbox=box)
-
-
-def _label_cells(ax: Axes, table: pd.DataFrame) -> None:
-    ax.grid(False)
-    for axis, names in ((ax.xaxis, table.columns), (ax.yaxis, table.index)):
-        skip = math.ceil(len(names) / 25)  # large tables: not every row can be named
-        axis.set_ticks(range(0, len(names), skip), [_number(name) for name in names[::skip]])
-        axis.set_tick_params(length=0)
-    for spine in ax.spines.values():
-        spine.set_visible(False)
-
-
-def _luminance(color: Sequence[float]) -> float:
-    """Relative luminance (WCAG); below 0.18 white text has more contrast than black text."""
-    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in color[:3]]
-    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
-
-
-def _plain(value: float) -> str:
-    """Three digits without an exponent where that is readable: 0.00123, 50000, nan, inf."""
-    if value == 0 or not math.isfinite(value):
-        return f"{value:g}"
-    if 1e-3 <= abs(value) < 1e6:
-        return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"
-    mantissa, exponent = f"{value:.1e}".split("e")
-    return rf"${mantissa}\cdot10^{{{int(exponent)}}}$"
-
-
-# --- drawing curves ------------------------------------------------------------------------------
-
-
 def _draw_models(ax: Axes, statistics: pd.DataFrame, x: str) -> bool:
     """Draw the curves of one panel; True if one of them loses a trial."""
     lost = False
@@ -601,7 +460,8 @@ def _add_legend(
     if lost:
         handles = [*handles, Line2D([], [], color="#555555", label="a trial is lost", **_CROSS)]
     trials = "1 trial" if n_trials == 1 else f"{n_trials} trials"
-    n_rows = 1 if len(handles) * LEGEND_ENTRY_WIDTH <= figure.get_figwidth() else 2
+    fits = len(handles) < 6 and len(handles) * LEGEND_ENTRY_WIDTH <= figure.get_figwidth()
+    n_rows = 1 if fits else 2
     figure.legend(
         handles=handles,
         loc="outside lower center",
@@ -691,7 +551,7 @@ def _title(columns: Sequence[str], setting: Sequence[Any]) -> str:
 
 
 def _setting_name(setting: Sequence[Any], by: Sequence[str]) -> str:
-    """A curve in words: "BN:NE at $\\tau$ = 0.1"."""
+    """A curve in words: "BN:NE ($\\tau$ = 0.1)"."""
     values = dict(zip(by, setting, strict=True))
     curve = ":".join(
         labels.get(values.pop(name), "?")
@@ -699,4 +559,142 @@ def _setting_name(setting: Sequence[Any], by: Sequence[str]) -> str:
         if name in values
     )
     curve = curve or str(values.pop("method", "curve"))
-    return f"{curve} at {_title(list(values), list(values.values()))}" if values else curve
+    return f"{curve} ({_title(list(values), list(values.values()))})" if values else curve
+
+
+# --- heatmaps ------------------------------------------------------------------------------------
+
+
+@in_house_style
+def plot_heatmap(
+    tables: pd.DataFrame | Mapping[str, pd.DataFrame],
+    *,
+    label: str,
+    x_label: str = "",
+    y_label: str = "",
+    text: Mapping[str, pd.DataFrame] | pd.DataFrame | None = None,
+    cell_text: bool = True,
+    log: bool = False,
+    floor: float | None = None,
+    center: float | None = None,
+    shared: bool = False,
+) -> Figure:
+    """Tables as colored cells, side by side; every cell keeps its number (Figures 1, 9, 19).
+
+    tables: one frame, or panel title -> frame; index and columns label the axes. label: what the
+    colors mean. text: frames of strings that replace the numbers in the cells; ``cell_text=False``
+    leaves the cells empty (large tables). center: this value is neutral in a diverging scale.
+    log: logarithmic colors; values up to ``floor`` (default: the smallest positive value) have the
+    color of the floor, and the color bar says so. shared: one range of colors for all panels.
+    NaN is grey and infinity hatched, both with their name in the cell; neither changes the colors.
+    """
+    panels = {"": tables} if isinstance(tables, pd.DataFrame) else dict(tables)
+    texts = {"": text} if isinstance(text, pd.DataFrame) else dict(text or {})
+    if log and center is not None:
+        raise ValueError(f"center must be None on a logarithmic scale, got {center!r}")
+    if floor is not None and not (log and 0 < floor < math.inf):
+        raise ValueError(f"floor must be in (0, inf) and needs log=True, got {floor!r}")
+    for title, table in panels.items():
+        if table.empty:
+            raise ValueError(f"table {title!r} must have at least one cell, got {table.shape}")
+    n_rows, n_columns = np.max([table.shape for table in panels.values()], axis=0)
+    cell = (0.62, 0.36) if cell_text else (min(0.4, 3.2 / n_columns), min(0.4, 3.2 / n_rows))
+    width = max(2.0, cell[0] * n_columns) + 1.5
+    figure = Figure(
+        figsize=(width * len(panels), max(1.4, cell[1] * n_rows) + 0.9), layout="constrained"
+    )
+    axes = figure.subplots(1, len(panels), squeeze=False)[0]
+    arrays = {title: table.to_numpy(dtype=float) for title, table in panels.items()}
+    everything = np.concatenate([array.ravel() for array in arrays.values()])
+    for ax, (title, array) in zip(axes, arrays.items(), strict=True):
+        norm, lowest = _color_norm(everything if shared else array, log, floor, center)
+        drawn = np.where(np.isfinite(array), array, np.nan)
+        image = ax.imshow(
+            drawn if lowest is None else np.maximum(drawn, lowest),
+            norm=norm,
+            cmap="viridis" if center is None else "PuOr",
+            aspect="auto",
+            interpolation="nearest",
+        )
+        _draw_cells(ax, array, image, texts.get(title), cell_text)
+        _label_cells(ax, panels[title])
+        ax.set(title=title, xlabel=x_label)
+        if not shared or ax is axes[-1]:
+            bar = figure.colorbar(image, ax=axes if shared else ax, fraction=0.08, pad=0.02)
+            bar.outline.set_visible(False)
+            floored = lowest is not None and bool(
+                ((everything if shared else array) < lowest).any()
+            )
+            note = f" (up to {_plain(lowest)}: one color)" if lowest is not None and floored else ""
+            bar.set_label(label + note)
+    axes[0].set_ylabel(y_label)
+    return figure
+
+
+def _color_norm(
+    values: np.ndarray, log: bool, floor: float | None, center: float | None
+) -> tuple[Normalize, float | None]:
+    """Range of colors from the finite values, never empty; and the floor of a logarithmic one."""
+    finite = values[np.isfinite(values)]
+    if log:
+        positive = finite[finite > 0]
+        lowest = floor if floor is not None else float(positive.min(initial=math.inf))
+        lowest = lowest if math.isfinite(lowest) else 1.0
+        highest = float(positive.max(initial=lowest))
+        return LogNorm(lowest, highest if highest > lowest else 10 * lowest), lowest
+    low, high = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 1.0)
+    if center is not None:
+        reach = max(abs(low - center), abs(high - center)) or 1.0
+        return Normalize(center - reach, center + reach), None
+    return Normalize(low, high if high > low else low + (abs(low) or 1.0)), None
+
+
+def _draw_cells(
+    ax: Axes, array: np.ndarray, image: Any, text: pd.DataFrame | None, cell_text: bool
+) -> None:
+    """Mark cells that are not finite, and write into each cell, light on dark and dark on light."""
+    for (i, j), value in np.ndenumerate(array):
+        if math.isfinite(value):
+            color = image.cmap(image.norm(max(value, image.norm.vmin)))
+        else:
+            color = to_rgba("#bdbdbd" if math.isnan(value) else "white")
+            hatch = None if math.isnan(value) else "////"
+            corner = (j - 0.5, i - 0.5)
+            ax.add_patch(
+                Rectangle(corner, 1, 1, facecolor=color, edgecolor="#9a9a9a", hatch=hatch, lw=0)
+            )
+        if cell_text:
+            written = _plain(value) if text is None else str(text.iloc[i, j])
+            ink = "white" if _luminance(color) < 0.18 else "black"
+            box = (
+                None
+                if math.isfinite(value)
+                else {"facecolor": color, "edgecolor": "none", "pad": 1}
+            )
+            ax.text(j, i, written, ha="center", va="center", fontsize=8, color=ink, bbox=box)
+
+
+def _label_cells(ax: Axes, table: pd.DataFrame) -> None:
+    ax.grid(False)
+    for axis, names in ((ax.xaxis, table.columns), (ax.yaxis, table.index)):
+        skip = math.ceil(len(names) / 25)  # large tables: not every row can be named
+        axis.set_ticks(range(0, len(names), skip), [_number(name) for name in names[::skip]])
+        axis.set_tick_params(length=0)
+    for spine in ax.spines.values():
+        spine.set_visible(False)
+
+
+def _luminance(color: Sequence[float]) -> float:
+    """Relative luminance (WCAG); below 0.18 white text has more contrast than black text."""
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in color[:3]]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def _plain(value: float) -> str:
+    """Three digits without an exponent where that is readable: 0.00123, 50000, nan, inf."""
+    if value == 0 or not math.isfinite(value):
+        return f"{value:g}"
+    if 1e-3 <= abs(value) < 1e6:
+        return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"
+    mantissa, exponent = f"{value:.1e}".split("e")
+    return rf"${mantissa}\cdot10^{{{int(exponent)}}}$"

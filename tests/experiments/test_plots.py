@@ -189,8 +189,8 @@ def test_caption_says_statistic_trials_gaps_and_scale():
         "No trial is missing or diverged. Scale: laptop."
     )
     gaps = curve_caption(with_gaps(), values, by=BY, scale="smoke")
-    assert r"OH:L2 at $\tau$ = 1: 1 of 3 missing from step 150" in gaps
-    assert r"BN:NE at $\tau$ = 0.1: 1 of 3 not finite from step 100" in gaps
+    assert r"OH:L2 ($\tau$ = 1): 1 of 3 missing from step 150" in gaps
+    assert r"BN:NE ($\tau$ = 0.1): 1 of 3 not finite from step 100" in gaps
     assert gaps.count(" of 3 ") == 2 and gaps.endswith("Scale: smoke.")
     single = curve_caption(histories(trials=1), values, by=BY, scale="paper")
     assert single.startswith("Lines: a single trial, so no ribbons.")
@@ -202,7 +202,7 @@ def test_caption_of_baselines():
     text = curve_caption(
         baselines, ["log_loss"], by=["train_family", "test_family", "method"], scale="laptop"
     )
-    assert "Lloyd at trained on normal, tested on normal: 1 of 2 missing from step 0" in text
+    assert "Lloyd (trained on normal, tested on normal): 1 of 2 missing from step 0" in text
 
 
 # --- curves ------------------------------------------------------------------------------------
