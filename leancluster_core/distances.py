@@ -88,7 +88,9 @@ def _nearest_centers(points: Tensor, centers: Tensor) -> Tensor:
     points, centers = (_times_power_of_two(tensor, -exponent) for tensor in (points, centers))
     shift = _center(points)
     blocks = _centered_blocks(points, shift, centers.shape[-2])
-    return _labels(points, shift, blocks, centers).reshape(*batch_shape, points.shape[-2])
+    labels, undecided = _proven_labels(points, shift, blocks, centers)
+    _decide_by_differences(points, centers, labels, undecided)
+    return labels.reshape(*batch_shape, points.shape[-2])
 
 
 def _as_tasks(points: Tensor, centers: Tensor) -> tuple[torch.Size, Tensor, Tensor]:
@@ -146,13 +148,16 @@ def _centered_blocks(points: Tensor, shift: Tensor, n_clusters: int) -> Iterator
             yield _Block(tasks, rows, columns, norms)
 
 
-def _labels(points: Tensor, shift: Tensor, blocks: Iterable[_Block], centers: Tensor) -> Tensor:
-    """Labels (tasks, n) of points (tasks, n, d), whose centered blocks are given."""
+def _proven_labels(
+    points: Tensor, shift: Tensor, blocks: Iterable[_Block], centers: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Labels (tasks, n) of points (tasks, n, d), whose centered blocks are given, and for which of
+    them the bound leaves open whether they are right (tasks, n)."""
     (n_tasks, n_points, n_features), n_clusters = points.shape, centers.shape[-2]
     labels = points.new_zeros((n_tasks, n_points), dtype=torch.int64)
-    if n_clusters == 1:
-        return labels
     undecided = torch.zeros_like(labels, dtype=torch.bool)
+    if n_clusters == 1:
+        return labels, undecided
     epsilon = (2 * n_features + 16) * torch.finfo(points.dtype).eps
     count_and_index = points.new_ones((2, n_clusters))
     count_and_index[1] = torch.arange(n_clusters)
@@ -173,8 +178,7 @@ def _labels(points: Tensor, shift: Tensor, blocks: Iterable[_Block], centers: Te
         found = count_and_index.to(columns) @ near  # (tasks, 2, rows)
         labels[tasks, rows] = found[:, 1].to(torch.int64)
         undecided[tasks, rows] = found[:, 0] != 1
-    _decide_by_differences(points, centers, labels, undecided)
-    return labels
+    return labels, undecided
 
 
 def _out_of_range_exponent(points: Tensor, centers: Tensor) -> int:
@@ -201,10 +205,20 @@ def _decide_by_differences(
     points: Tensor, centers: Tensor, labels: Tensor, undecided: Tensor
 ) -> None:
     """Overwrite the labels (tasks, n) of undecided rows by those of exact differences."""
-    tasks, rows = undecided.nonzero(as_tuple=True)
+    for task, row, distances in _exact_distances(points, centers, undecided):
+        labels[task, row] = distances.argmin(0)
+
+
+def _exact_distances(
+    points: Tensor, centers: Tensor, chosen: Tensor, width: int | None = None
+) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Task (p,), row (p,) and squared distances (k, p) of the chosen points, in pieces.
+
+    width: numbers that the caller will hold for each of the p * k pairs, if more than d.
+    """
+    tasks, rows = chosen.nonzero(as_tuple=True)
     centers_first = centers.permute(2, 1, 0).contiguous()  # (d, k, tasks)
-    size = max(1, _BLOCK_SCORES // centers[0].numel()) if len(tasks) else 1
+    size = max(1, _BLOCK_SCORES // (centers.shape[1] * (width or centers.shape[2])))
     for task, row in zip(tasks.split(size), rows.split(size), strict=True):
         candidates = centers_first if centers.shape[0] == 1 else centers_first[..., task]
-        distances = _sum_of_squares(points[task, row].t().unsqueeze(1), candidates)  # (k, piece)
-        labels[task, row] = distances.argmin(0)
+        yield task, row, _sum_of_squares(points[task, row].t().unsqueeze(1), candidates)

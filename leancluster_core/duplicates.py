@@ -18,10 +18,10 @@ _BLOCK_ROWS = 1 << 14
 
 @dataclass(frozen=True)
 class Groups:
-    """The groups of equal rows among n rows.
+    """The groups of equal rows among n rows, numbered in the order in which they first occur.
 
     first: (g,) the lowest index in each group; group: (n,) the group of each row, or None where all
-    rows differ (g = n), in which case each row is its own group, in order.
+    rows differ, so that each row is its own group (g = n).
     """
 
     first: Tensor
@@ -37,11 +37,14 @@ class Groups:
 
 @torch.no_grad()
 def group_equal_rows(rows: Tensor) -> Groups:
-    """Group the equal rows of (n, d), n >= 1, in float32 or float64. Unchecked."""
-    n_rows = rows.shape[0]
+    """Group the equal rows of (n, d) or of each task of (tasks, n, d), float32 or float64. Unchecked.
+
+    With tasks, rows are indexed as by ``rows.flatten(0, 1)``, and no group spans two tasks.
+    """
     columns = _varying_columns(rows)
-    if columns.shape[0] == 0:
-        first = torch.zeros(1, dtype=torch.int64, device=rows.device)
+    n_rows = columns.shape[1]
+    if len(columns) == 0:
+        first = torch.arange(min(n_rows, 1), device=rows.device)
         return Groups(first, first.expand(n_rows))
     hashes, order = torch.sort(_hash(columns), stable=True)
     starts = torch.ones_like(hashes, dtype=torch.bool)
@@ -51,19 +54,23 @@ def group_equal_rows(rows: Tensor) -> Groups:
         return Groups(torch.arange(n_rows, device=rows.device), None)
     group = torch.empty_like(order).scatter_(0, order, starts.cumsum(0).sub_(1))
     if any(bool((column != column[first][group]).any()) for column in columns):
-        return _group_by_comparison(rows)
-    return Groups(first, group)
+        return _group_by_comparison(columns)
+    return _in_order(first, group)
 
 
 def _varying_columns(rows: Tensor) -> Tensor:
-    """Columns (c, n) of (n, d), without those that hold one and the same number."""
-    columns = rows.t()
+    """Columns (c, n) of rows (..., d), without those that hold one and the same number; the last one
+    has the task of each row, if there are several."""
+    columns = rows.flatten(0, -2).t()
     varies = (columns[:, :64] != columns[:, :1]).any(1)
     if not bool(varies.all()):  # the sample decides for most; look at the others in full
         for index in (~varies).nonzero().flatten().tolist():
-            varies[index] = (columns[index] != columns[index, 0]).any()
+            varies[index] = (columns[index] != columns[index, :1]).any()
         columns = columns[varies]
-    return columns
+    if rows.dim() == 2 or rows.shape[0] == 1:
+        return columns
+    task = torch.arange(rows.shape[0], dtype=rows.dtype, device=rows.device)
+    return torch.cat([columns, task.repeat_interleave(rows.shape[1]).unsqueeze(0)])
 
 
 def _hash(columns: Tensor) -> Tensor:
@@ -84,9 +91,17 @@ def _hash(columns: Tensor) -> Tensor:
     return hashes
 
 
-def _group_by_comparison(rows: Tensor) -> Groups:
+def _group_by_comparison(columns: Tensor) -> Groups:
     """The same by a lexicographic sort: slow, for the day on which two hashes collide."""
-    _, group = torch.unique(rows + 0.0, dim=0, return_inverse=True)
-    indices = torch.arange(len(group), device=rows.device)
+    _, group = torch.unique(columns.t() + 0.0, dim=0, return_inverse=True)
+    indices = torch.arange(len(group), device=columns.device)
     first = indices.new_full((int(group.max()) + 1,), len(group))
-    return Groups(first.scatter_reduce_(0, group, indices, "amin"), group)
+    return _in_order(first.scatter_reduce_(0, group, indices, "amin"), group)
+
+
+def _in_order(first: Tensor, group: Tensor) -> Groups:
+    """Groups renumbered by their first rows."""
+    first, order = torch.sort(first)
+    number = torch.empty_like(order)
+    number[order] = torch.arange(len(order), device=order.device)
+    return Groups(first, number[group])

@@ -26,7 +26,8 @@ from leancluster_core.distances import (
     _Block,
     _center,
     _centered_blocks,
-    _labels,
+    _decide_by_differences,
+    _proven_labels,
     _out_of_range_exponent,
     _times_power_of_two,
 )
@@ -118,7 +119,8 @@ def _iterate(
     blocks = list(_centered_blocks(points, shift, centers.shape[-2])) if n_iterations else []
     for iteration in range(1, n_iterations + 1):
         centers = iterates[iteration - 1]
-        labels = _labels(points, shift, blocks, centers)
+        labels, undecided = _proven_labels(points, shift, blocks, centers)
+        _decide_by_differences(points, centers, labels, undecided)
         means, occupied = _means(blocks, labels, shift, centers)
         if empty != "keep" and not bool(occupied.all()):
             if empty == "raise":

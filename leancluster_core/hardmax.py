@@ -1,0 +1,130 @@
+"""Distance attention at inverse temperature infinity: the averaging hardmax of Theorem 2.1.
+
+Each query attends to the keys at exactly the smallest distance, with equal weights. Nothing of size
+queries x keys is built. What makes it fast is that the construction's keys are either few (centers),
+or few DIFFERENT ones (codes), or the queries themselves:
+
+- equal keys are grouped first, and a group counts as one key whose value is the mean of its values
+  and whose weight is its size;
+- a query that is itself a key is nearest to its own group, whatever the other keys are;
+- the nearest of few groups is found as :func:`leancluster_core.distances.nearest_centers` finds it.
+
+Means are added up in float64. There are no gradients: the weights are piecewise constant, and where
+they jump the derivative does not exist.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from leancluster_core.distances import (
+    _center,
+    _centered_blocks,
+    _exact_distances,
+    _out_of_range_exponent,
+    _proven_labels,
+    _times_power_of_two,
+)
+from leancluster_core.duplicates import Groups, group_equal_rows
+
+# Rows converted to float64 at once, so that they stay in cache.
+_BLOCK_ROWS = 1 << 14
+
+
+@torch.no_grad()
+def _hardmax_attention(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    """Mean of the values whose keys are nearest to each query (Definition 2.2, gamma = infinity).
+
+    queries: (..., m, e), keys: (..., r, e), values: (..., r, v), all finite and of one dtype, r >= 1
+    -> (..., m, v), detached. "Nearest" is decided by the smallest computed sum of squared
+    differences, "equal" by all numbers. The result may share memory with ``values``. Unchecked.
+    """
+    batch_shape = torch.broadcast_shapes(queries.shape[:-2], keys.shape[:-2], values.shape[:-2])
+    among_themselves = queries.shape == keys.shape and torch.equal(queries, keys)
+    queries, keys, values = (
+        tensor.expand(*batch_shape, -1, -1).reshape(batch_shape.numel(), *tensor.shape[-2:])
+        for tensor in (queries, keys, values)
+    )
+    groups = group_equal_rows(keys)
+    if not among_themselves:
+        columns = _attend_to_groups(queries, keys, groups, _group_means(values, groups))
+        result = columns.transpose(-2, -1)
+    elif groups.group is None:
+        result = values
+    else:
+        means = _group_means(values, groups).to(values.dtype)
+        result = means.index_select(1, groups.group).t()
+    return result.reshape(*batch_shape, queries.shape[-2], values.shape[-1])
+
+
+def _group_means(values: Tensor, groups: Groups) -> Tensor:
+    """Mean value (v, g) of each group of rows of values (tasks, r, v), in float64 where it is new."""
+    columns = values.flatten(0, 1).t()
+    if groups.group is None:
+        return columns
+    sums = columns.new_zeros((len(columns), len(groups.first)), dtype=torch.float64)
+    for start in range(0, columns.shape[1], _BLOCK_ROWS):
+        rows = slice(start, start + _BLOCK_ROWS)
+        index = groups.group[rows].expand(len(columns), -1)
+        sums.scatter_add_(1, index, columns[:, rows].double())
+    return sums.div_(groups.sizes)
+
+
+def _attend_to_groups(queries: Tensor, keys: Tensor, groups: Groups, means: Tensor) -> Tensor:
+    """Queries (tasks, m, e) to groups of keys (tasks, r, e) with mean values (v, g)
+    -> (tasks, v, m)."""
+    n_tasks, n_keys = keys.shape[:2]
+    queries, keys = _without_common_features(queries, keys)
+    exponent = _out_of_range_exponent(queries, keys)
+    queries, keys = (_times_power_of_two(tensor, -exponent) for tensor in (queries, keys))
+    distinct_keys = keys.flatten(0, 1)[groups.first]
+    task = groups.first // n_keys
+    n_groups = torch.bincount(task, minlength=n_tasks)
+    result = means.new_empty((n_tasks, len(means), queries.shape[1]), dtype=queries.dtype)
+    # Tasks with equally many groups are handled together: mostly that is all of them.
+    for number in n_groups.unique().tolist():
+        tasks = n_groups == number
+        members = tasks[task]
+        together = int(tasks.sum()), number
+        attended = _attend_to_few(
+            queries[tasks] if together[0] < n_tasks else queries,
+            distinct_keys[members].unflatten(0, together),
+            groups.sizes[members].unflatten(0, together),
+            means[:, members].unflatten(1, together).transpose(0, 1),
+        )
+        if together[0] == n_tasks:
+            return attended
+        result[tasks] = attended
+    return result
+
+
+def _attend_to_few(queries: Tensor, keys: Tensor, sizes: Tensor, values: Tensor) -> Tensor:
+    """Queries (tasks, m, e) to distinct keys (tasks, g, e), which count sizes (tasks, g) times and
+    have values (tasks, v, g) -> (tasks, v, m)."""
+    shift = _center(queries)
+    blocks = _centered_blocks(queries, shift, keys.shape[1])
+    nearest, undecided = _proven_labels(queries, shift, blocks, keys)
+    index = nearest.unsqueeze(1).expand(-1, values.shape[1], -1)
+    result = torch.gather(values.to(queries.dtype), 2, index)
+    width = max(keys.shape[2], values.shape[1])
+    for task, row, distances in _exact_distances(queries, keys, undecided, width):
+        weights = (distances == distances.amin(0)) * sizes[task].t()
+        weights = weights.double() / weights.sum(0)  # exactly 1 for one nearest key
+        mixed = torch.einsum("pvg,gp->pv", values[task].double(), weights)
+        result[task, :, row] = mixed.to(result.dtype)
+    return result
+
+
+def _without_common_features(queries: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
+    """Drop features that are one and the same number everywhere: projections make many of them."""
+    common = keys[0, 0]
+    differs = (queries[:, :64] != common).any(0).any(0) | (keys[:, :64] != common).any(0).any(0)
+    for feature in (~differs).nonzero().flatten().tolist():
+        differs[feature] = bool((queries[..., feature] != common[feature]).any()) or bool(
+            (keys[..., feature] != common[feature]).any()
+        )
+    kept = differs.nonzero().flatten().tolist() or [0]
+    if kept == list(range(kept[0], kept[-1] + 1)):
+        return queries[..., kept[0] : kept[-1] + 1], keys[..., kept[0] : kept[-1] + 1]
+    return queries[..., kept], keys[..., kept]
