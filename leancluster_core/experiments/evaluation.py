@@ -13,8 +13,8 @@ from leancluster_core.models import ClusteringTransformer
 def relative_loss(points: Tensor, predicted: Tensor, lloyd_centers: Tensor) -> Tensor:
     """Relative loss (Equation 20): mean over tasks of L(X, predicted) / L(X, lloyd_centers).
 
-    points: (..., tasks, n, d); predicted and lloyd_centers: (..., tasks, k, d), the latter after ONE
-    Lloyd iteration from the same initial centers -> (...). Below 1 is better than Lloyd's step.
+    points: (..., tasks, n, d); predicted and lloyd_centers: (..., tasks, k, d), the latter after
+    ONE Lloyd iteration from the same initial centers -> (...). Below 1 is better than Lloyd's step.
     A task that Lloyd solves with loss 0 gives inf, or NaN if the prediction does too.
 
     Raises ValueError for NaN or infinite entries and for shapes that don't match.
@@ -33,10 +33,10 @@ def multi_step(
 ) -> Tensor:
     """Centers of every step of a rollout: (n_iterations + 1, ..., k, d), the initial ones first.
 
-    points: (..., n, d), centers: (..., k, d) as the model takes them. With ``reembed`` the predicted
-    centers start a new task each step (Figures 6 right, 7, 8, 12, 18); without, Equation 4 is applied
-    to the tokens again and again (Figure 6 left). A rollout that diverges goes on with what the
-    arithmetic gives (inf, NaN): that is a result, shown as such.
+    points: (..., n, d), centers: (..., k, d) as the model takes them. With ``reembed`` the
+    predicted centers start a new task each step (Figures 6 right, 7, 8, 12, 18); without, Equation
+    4 is applied to the tokens again and again (Figure 6 left). A rollout that diverges goes on with
+    what the arithmetic gives (inf, NaN): that is a result, shown as such.
 
     Raises ValueError as the model's forward does, TypeError or ValueError for n_iterations < 0.
     """

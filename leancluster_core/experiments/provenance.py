@@ -44,7 +44,7 @@ def device_name(device: torch.device) -> str:
 
 @cache
 def commit() -> str:
-    """Short commit of the working tree, "+" appended if files differ from it; "unknown" outside git."""
+    """Short commit of the working tree, with "+" if files differ; "unknown" outside git."""
     here = Path(__file__).parent
 
     def git(*arguments: str) -> str:

@@ -1,4 +1,4 @@
-"""Random streams: one generator for each (seed, purpose, index), so that no draw depends on another.
+"""Random streams: one generator for each (seed, purpose, index); no draw depends on another.
 
 Training tasks are drawn in blocks, each from a generator of its own: a resumed run needs no random
 state, and OH/BN/NA x NE/L2 of a trial see the very same tasks.

@@ -1,15 +1,15 @@
 """Train many configs: the store first, then this process or any ``concurrent.futures`` executor.
 
-Configs that differ only in regularizer, penalty and learning rate share a batch. While a run trains,
-its lock is held, so that two processes asking for the same run do the work once; checkpoints let a
-run that was killed go on from where it was.
+Configs that differ only in regularizer, penalty and learning rate share a batch. While a run
+trains, its lock is held, so that two processes asking for the same run do the work once;
+checkpoints let a run that was killed go on from where it was.
 """
 
 from __future__ import annotations
 
-import logging
 import math
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -29,12 +29,9 @@ from leancluster_core.experiments.training import (
     Trainer,
     TrainingState,
     batch_key,
-    progress_line,
     resolve_device,
     run_to_end,
 )
-
-logger = logging.getLogger(__name__)
 
 # Models in one batched step: beyond this a CPU gains nothing more, and a GPU is full.
 MODELS_PER_BATCH = {"cpu": 6, "cuda": 60}
@@ -42,14 +39,28 @@ MODELS_PER_BATCH = {"cpu": 6, "cuda": 60}
 CHECKPOINT_SECONDS = 30.0
 
 
+# Operations (see :func:`operations`) a second, of one core or of a GPU: for estimates before a run.
+SPEED = {"cpu": 2e10, "cuda": 4e12}
+
+# Reports that a share of some configs' steps is done, and what was done last.
+Report = Callable[[Sequence[TrainingConfig], float, str], None]
+
+# Set when a worker was told to stop: it must not begin what its pool hands it next.
+_stopping = threading.Event()
+
+
 class OutOfTime(Exception):
     """The time budget is spent; what was begun is checkpointed."""
+
+
+class Stopped(Exception):
+    """A worker was told to stop by a signal; what it had begun is checkpointed."""
 
 
 def missing(
     configs: Iterable[TrainingConfig], store: Store, *, weights: bool = False
 ) -> list[TrainingConfig]:
-    """The configs, each once, that the store doesn't have (or, with ``weights``, not their weights)."""
+    """The configs, each once, that the store lacks (or whose ``weights`` it lacks)."""
     stored = store.has_weights if weights else store.__contains__
     return [config for config in dict.fromkeys(configs) if not stored(config)]
 
@@ -113,19 +124,82 @@ def train_all(
     if models_per_batch is not None:
         size = check_integer("models_per_batch", models_per_batch, 1)
     batches = plan_batches(missing(configs, store, weights=weights), size)
-    deadline = time.monotonic() + 60 * minutes
+    deadline = time.time() + 60 * minutes
+    report = progress_of_all([c for batch in batches for c in batch]) if progress else _no_report
     if executor is None:
-        for index, batch in enumerate(batches):
-            title = f"batch {index + 1}/{len(batches)} ({batch[0].label} and {len(batch) - 1} more)"
-            report = progress_line(title) if progress else None
+        for batch in batches:
             train_batch(batch, store, device, weights=weights, report=report, deadline=deadline)
     else:
-        _train_on(executor, batches, store, device, weights, progress, minutes)
+        _train_on(executor, batches, store, device, weights, report, deadline)
     runs = [store.load(config) for config in configs]
     lost = [c.key for c, run in zip(configs, runs, strict=True) if run is None]
     if lost:
         raise RuntimeError(f"runs {', '.join(lost)} were trained but are not in {store.root}")
     return [run for run in runs if run is not None]
+
+
+def expected_time(
+    configs: Iterable[TrainingConfig], store: Store, *, device: str = "auto", workers: int = 1
+) -> str:
+    """One line before a long run: how many configs are stored, how many will train, for how long.
+
+    An estimate from :data:`SPEED`, good to a factor of two; ``workers`` share the work.
+    """
+    configs = list(dict.fromkeys(configs))
+    left = missing(configs, store)
+    seconds = sum(map(operations, left)) / SPEED[resolve_device(device).type] / workers
+    stored = f"{len(configs) - len(left)} of {len(configs)} configs are stored"
+    return f"{stored}; {len(left)} to train, about {duration(seconds)}" if left else f"{stored}"
+
+
+def duration(seconds: float) -> str:
+    """Seconds in words, to two digits: "45 s", "12 min", "3.4 h"."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    if seconds < 5400:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h" if seconds < 36_000 else f"{seconds / 3600:.0f} h"
+
+
+def progress_of_all(configs: Sequence[TrainingConfig]) -> Report:
+    """Reports on stderr the share of all work that is done and the time left.
+
+    Each second on one line of a terminal; else each minute, as lines of a log.
+    """
+    work = {config: operations(config) for config in configs}
+    total, begun = sum(work.values()), time.monotonic()
+    shares: dict[TrainingConfig, float] = {}
+    resumed: dict[TrainingConfig, float] = {}
+    terminal, shown = sys.stderr.isatty(), -math.inf
+
+    def report(batch: Sequence[TrainingConfig], share: float, what: str) -> None:
+        nonlocal shown
+        for config in batch:
+            resumed.setdefault(config, share)
+            shares[config] = share
+        now = time.monotonic()
+        finished = all(shares.get(config) == 1 for config in work)
+        if now - shown < (1 if terminal else 60) and share < 1:
+            return
+        shown = now
+        done = sum(work[config] * share for config, share in shares.items() if config in work)
+        new = done - sum(work[config] * share for config, share in resumed.items())
+        left = (total - done) / new * (now - begun) if new > 0 else math.nan
+        line = f"{what}; {done / total:.0%} of all"
+        line += "" if finished or math.isnan(left) else f", {duration(left)} left"
+        end = "\n" if finished or not terminal else "\r"
+        print(f"{line:<99}", end=end, file=sys.stderr, flush=True)
+
+    return report
+
+
+def _no_report(batch: Sequence[TrainingConfig], share: float, what: str) -> None:
+    pass
+
+
+def _name(batch: Sequence[TrainingConfig]) -> str:
+    more = f" and {len(batch) - 1} more" if len(batch) > 1 else ""
+    return f"{batch[0].key} ({batch[0].label}){more}"
 
 
 def _train_on(
@@ -134,28 +208,32 @@ def _train_on(
     store: Store,
     device: str,
     weights: bool,
-    progress: bool,
-    minutes: float,
+    report: Report,
+    deadline: float,
 ) -> None:
-    futures: list[Future[float]] = [
-        executor.submit(
-            _train_in_worker,
-            [config.to_dict() for config in batch],
-            str(store.root.absolute()),
-            device,
-            weights,
-            minutes,
-            NUMERICS_VERSION,
-        )
-        for batch in batches
-    ]
-    errors = []
-    for done, future in enumerate(as_completed(futures), start=1):
-        error = future.exception()
-        if error is not None:
-            errors.append(error)
-        elif progress:
-            logger.info("batch %d/%d done in %.0f s", done, len(batches), future.result())
+    """Submit all batches and wait; nothing that has not begun is begun after an interruption."""
+    futures: dict[Future[float], Sequence[TrainingConfig]] = {}
+    errors: list[BaseException] = []
+    try:
+        for batch in batches:
+            values = [config.to_dict() for config in batch]
+            root = str(store.root.absolute())
+            arguments = (values, root, device, weights, deadline, NUMERICS_VERSION)
+            futures[executor.submit(_train_in_worker, *arguments)] = batch
+            report(batch, 0.0, "submitted")
+        for future in as_completed(futures):
+            error = future.exception()
+            if error is None:
+                batch, seconds = futures[future], future.result()
+                report(batch, 1.0, f"{_name(batch)}: done in {duration(seconds)}")
+            else:
+                errors.append(error)
+    except BaseException:
+        for future in futures:
+            future.cancel()
+        raise
+    # A fault says more than a stop that was asked for.
+    errors.sort(key=lambda error: isinstance(error, (OutOfTime, Stopped)))
     if errors:
         raise errors[0]
 
@@ -165,7 +243,7 @@ def _train_in_worker(
     root: str,
     device: str,
     weights: bool,
-    minutes: float,
+    deadline: float,
     numerics: int,
 ) -> float:
     """What a worker runs: plain values in, seconds out; results go through the store."""
@@ -174,11 +252,16 @@ def _train_in_worker(
             f"numerics must be version {numerics} on every worker, got {NUMERICS_VERSION}: "
             "install the same leancluster_core there"
         )
+    if _stopping.is_set():
+        raise Stopped
     started = time.monotonic()
     torch.set_num_threads(1)
     batch = [TrainingConfig.from_dict(values) for values in configs]
-    deadline = started + 60 * minutes
-    train_batch(batch, Store(root), device, weights=weights, deadline=deadline)  # type: ignore[arg-type]
+    try:
+        train_batch(batch, Store(root), device, weights=weights, deadline=deadline)  # type: ignore[arg-type]
+    except (KeyboardInterrupt, SystemExit):
+        _stopping.set()
+        raise Stopped from None
     return time.monotonic() - started
 
 
@@ -188,14 +271,16 @@ def train_batch(
     device: str = "auto",
     *,
     weights: bool = False,
-    report: Callable[[Trainer], None] | None = None,
+    report: Report = _no_report,
     deadline: float = math.inf,
 ) -> None:
     """Train and store configs of one batch, except what another process is training: wait for that.
 
-    Raises OutOfTime past ``deadline`` (``time.monotonic`` seconds), SystemExit on SIGTERM and
-    KeyboardInterrupt on Ctrl-C, each after a checkpoint.
+    Raises OutOfTime past ``deadline`` (``time.time`` seconds, which machines share), SystemExit on
+    SIGTERM and KeyboardInterrupt on Ctrl-C, each after a checkpoint.
     """
+    if time.time() > deadline:
+        raise OutOfTime
     elsewhere = []
     with ExitStack() as locks:
         mine = []
@@ -207,20 +292,21 @@ def train_batch(
                 elsewhere.append(config)
         _train_locked(missing(mine, store, weights=weights), store, device, report, deadline)
     for config in elsewhere:
-        left = -1 if math.isinf(deadline) else max(0.0, deadline - time.monotonic())
+        left = -1 if math.isinf(deadline) else max(0.0, deadline - time.time())
         try:
             with store.lock(config).acquire(timeout=left):
                 alone = missing([config], store, weights=weights)
                 _train_locked(alone, store, device, report, deadline)
         except Timeout:
             raise OutOfTime from None
+    report(configs, 1.0, f"{_name(configs)}: stored")
 
 
 def _train_locked(
     configs: Sequence[TrainingConfig],
     store: Store,
     device: str,
-    report: Callable[[Trainer], None] | None,
+    report: Report,
     deadline: float,
 ) -> None:
     # Configs that were stopped at different steps can't share a batch any more.
@@ -233,22 +319,31 @@ def _train_locked(
         trainer = Trainer(batch, device, state)
         with _stop_signals() as stopped:
             _train_and_checkpoint(trainer, store, report, deadline, stopped)
-        for run in trainer.runs():
-            store.save(run)
+            for run in trainer.runs():
+                store.save(run)
+            reason = stopped()
+            if reason is not None:
+                raise reason
 
 
 def _train_and_checkpoint(
     trainer: Trainer,
     store: Store,
-    report: Callable[[Trainer], None] | None,
+    report: Report,
     deadline: float,
     stopped: Callable[[], BaseException | None],
 ) -> None:
-    saved = time.monotonic()
+    saved = started = time.monotonic()
+    first = trainer.state.step
 
     def after_block(trainer: Trainer) -> None:
         nonlocal saved
-        reason = stopped() or (OutOfTime() if time.monotonic() > deadline else None)
+        step, n_steps = trainer.state.step, trainer.config.n_steps
+        rate = (step - first) / (time.monotonic() - started)
+        what = f"{_name(trainer.configs)}: step {step}/{n_steps}, {rate:.1f} steps/s"
+        # The last step counts as the whole once the run is stored.
+        report(trainer.configs, min(step / n_steps, 0.999), what)
+        reason = stopped() or (OutOfTime() if time.time() > deadline else None)
         if reason is not None or time.monotonic() > saved + CHECKPOINT_SECONDS:
             parts = split_state(trainer.state, len(trainer.configs))
             for config, (tensors, facts) in zip(trainer.configs, parts, strict=True):
@@ -257,7 +352,7 @@ def _train_and_checkpoint(
         if reason is not None and not trainer.done:
             raise reason
 
-    run_to_end(trainer, report=report, after_block=after_block)
+    run_to_end(trainer, after_block=after_block)
 
 
 @contextmanager
@@ -286,7 +381,7 @@ def _stop_signals():
         yield stopped
     finally:
         for number, handler in previous.items():
-            signal.signal(number, handler)
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
 
 def split_state(

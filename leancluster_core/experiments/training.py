@@ -1,8 +1,8 @@
 """Algorithm 1: Adam on fresh random tasks, for all trials of one or several configs at once.
 
-Every parameter carries a leading axis of models (configs x trials), and one batched step serves them
-all. Gradients, Adam's moments, learning rates and non-finite losses stay per model, so a trial's
-numbers depend on its seed alone (to float tolerance), whatever runs beside it.
+Every parameter carries a leading axis of models (configs x trials), and one batched step serves
+them all. Gradients, Adam's moments, learning rates and non-finite losses stay per model, so a
+trial's numbers depend on its seed alone (to float tolerance), whatever runs beside it.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ def resolve_device(device: str | torch.device) -> torch.device:
 class TrainingState:
     """All that changes while a batch of M models trains; rows of every tensor are models.
 
-    ``tensors`` has the parameters ("query", ...), Adam's moments ("query.mean", "query.square"), the
-    learning rates, the plateau counters and the losses summed since the last evaluation.
+    ``tensors`` has the parameters ("query", ...), Adam's moments ("query.mean", "query.square"),
+    the learning rates, the plateau counters and the losses summed since the last evaluation.
     ``history`` has one (M, 3) tensor per evaluation: training loss, relative loss, learning rate.
     """
 
@@ -233,7 +233,7 @@ class Trainer:
             self._adam(dict(zip(self._parameters, gradients, strict=True)))
 
     def _adam(self, gradients: dict[str, Tensor]) -> None:
-        """Adam with a learning rate and, if asked for, a gradient norm of its own for each model."""
+        """Adam with a learning rate and, if asked for, a clipped gradient for each model."""
         tensors = self.state.tensors
         if self.config.gradient_clipping is not None:
             squares = sum(g.square().flatten(1).sum(1) for g in gradients.values())

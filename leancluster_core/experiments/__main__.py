@@ -1,0 +1,250 @@
+"""The experiments from a command line: no Jupyter, no book.
+
+python -m leancluster_core.experiments list fig02 --scale laptop
+python -m leancluster_core.experiments train fig02 fig04 --scale laptop --minutes 60
+python -m leancluster_core.experiments pack fig02 -o results.tar
+python -m leancluster_core.experiments unpack results.tar
+python -m leancluster_core.experiments claims
+
+A training that was stopped (Ctrl-C, SIGTERM, the time budget, a crash) goes on from its last
+checkpoint when the same command is given again. Exit codes: 0 all done, 2 wrong arguments, 3 out of
+time, 128 + signal stopped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+
+import torch
+
+from leancluster_core.experiments.config import SCALES, TrainingConfig
+from leancluster_core.experiments.grids import GRIDS, TIMED_FIGURES, figure_configs
+from leancluster_core.experiments.paths import results_root
+from leancluster_core.experiments.store import Store, pack, unpack
+from leancluster_core.experiments.sweep import (
+    MODELS_PER_BATCH,
+    OutOfTime,
+    Stopped,
+    expected_time,
+    missing,
+    plan_batches,
+    train_all,
+)
+from leancluster_core.experiments.training import resolve_device
+
+OUT_OF_TIME = 3
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit code."""
+    parser = _parser()
+    chosen = parser.parse_args(arguments)
+    try:
+        return chosen.run(chosen) or 0
+    except ValueError as error:
+        parser.error(str(error))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m leancluster_core.experiments",
+        description="Train the paper's figures without Jupyter; carry results between machines.",
+    )
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    def command(name: str, run, summary: str) -> argparse.ArgumentParser:
+        subparser = commands.add_parser(name, help=summary, description=summary)
+        subparser.set_defaults(run=run)
+        return subparser
+
+    listing = command("list", _list, "show the configs of figures and their status in the store")
+    training = command("train", _train, "train what the store does not have yet")
+    packing = command("pack", _pack, "write stored runs into one file, to carry elsewhere")
+    for subparser in (listing, training, packing):
+        subparser.add_argument(
+            "figures", nargs="*", metavar="FIGURE", help=f"{', '.join(GRIDS)} (default: all)"
+        )
+        subparser.add_argument("--scale", choices=SCALES, default="laptop")
+        subparser.add_argument(
+            "--store", type=Path, metavar="DIR", help="folder of runs (default: results/SCALE)"
+        )
+    training.add_argument("--minutes", type=float, default=float("inf"), help="stop after so long")
+    training.add_argument(
+        "--workers", type=int, metavar="N", help="processes (default: one a core; 1 on a GPU)"
+    )
+    training.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1, ...")
+    training.add_argument(
+        "--shard", metavar="I/N", help="only the I-th of N parts, one a machine: 1/4 ... 4/4"
+    )
+    training.add_argument(
+        "--weights", action="store_true", help="train again where only the history was kept"
+    )
+    training.add_argument(
+        "--paper-on-cpu", action="store_true", help="allow the paper's scale without a GPU"
+    )
+    packing.add_argument("-o", "--output", type=Path, required=True, metavar="FILE")
+    unpacking = command("unpack", _unpack, "take over the runs of a packed file")
+    unpacking.add_argument("archive", type=Path, metavar="FILE")
+    unpacking.add_argument(
+        "--results", type=Path, metavar="DIR", help="folder of all scales (default: results)"
+    )
+    command("claims", _claims, "print each claim of the paper with its verdict")
+    return parser
+
+
+def _store(chosen: argparse.Namespace) -> Store:
+    return Store(chosen.store or results_root() / chosen.scale)
+
+
+def _figures(chosen: argparse.Namespace) -> list[str]:
+    return list(dict.fromkeys(chosen.figures)) or list(GRIDS)
+
+
+def _configs(chosen: argparse.Namespace) -> list[TrainingConfig]:
+    """What the chosen figures train, each config once, in the figures' order."""
+    figures = _figures(chosen)
+    return list(dict.fromkeys(c for name in figures for c in figure_configs(name, chosen.scale)))
+
+
+def _list(chosen: argparse.Namespace) -> None:
+    store = _store(chosen)
+    for config in _configs(chosen):
+        print(f"{config.key}  {_setting(config)}  {_status(config, store)}")
+    print(expected_time(_configs(chosen), store))
+
+
+def _setting(config: TrainingConfig) -> str:
+    task = config.task
+    clipped = "" if config.gradient_clipping is None else f" clip={config.gradient_clipping:g}"
+    return (
+        f"{config.label} {task.family:<9} n={task.n_points:<4} d={task.n_features:<2} "
+        f"k={task.n_clusters:<2} tau={config.penalty:<4g} eta={config.learning_rate:<5g}{clipped}"
+    )
+
+
+def _status(config: TrainingConfig, store: Store) -> str:
+    if config in store:
+        return "stored" if store.has_weights(config) else "stored, history only"
+    checkpoint = store.load_checkpoint(config)
+    if checkpoint is not None:
+        return f"step {checkpoint[1]['step']} of {config.n_steps}"
+    return "-"
+
+
+def _train(chosen: argparse.Namespace) -> int:
+    device = resolve_device(chosen.device)
+    if chosen.scale == "paper" and device.type == "cpu" and not chosen.paper_on_cpu:
+        needed = expected_time(_configs(chosen), _store(chosen), device=chosen.device)
+        raise ValueError(f"the paper's scale on a CPU needs --paper-on-cpu ({needed} on one core)")
+    if not chosen.minutes > 0:
+        raise ValueError(f"--minutes must be in (0, inf], got {chosen.minutes:g}")
+    workers = chosen.workers or (1 if device.type == "cuda" else os.cpu_count() or 1)
+    if workers < 1:
+        raise ValueError(f"--workers must be at least 1, got {workers}")
+    store, started = _store(chosen), time.monotonic()
+    timed = [name for name in _figures(chosen) if name in TIMED_FIGURES]
+    chosen.figures = [name for name in _figures(chosen) if name not in TIMED_FIGURES]
+    configs = _shard(_configs(chosen), chosen.shard, device) if chosen.figures else []
+    options = {"store": store, "device": chosen.device, "weights": chosen.weights}
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    try:
+        if configs:
+            print(expected_time(configs, store, device=chosen.device, workers=workers), flush=True)
+            if workers == 1:
+                if device.type == "cpu":
+                    torch.set_num_threads(1)
+                train_all(configs, minutes=chosen.minutes, **options)
+            else:
+                _train_with_pool(workers, configs, minutes=chosen.minutes, **options)
+        for figure in timed:
+            _train_timed(figure, chosen, store, chosen.minutes - (time.monotonic() - started) / 60)
+    except (OutOfTime, Stopped) as stop:
+        left = len(missing(configs, store))
+        why = "out of time" if isinstance(stop, OutOfTime) else "stopped"
+        print(f"{why}: {left} configs left; the same command goes on from here", file=sys.stderr)
+        return OUT_OF_TIME
+    except KeyboardInterrupt:
+        print("stopped; the same command goes on from here", file=sys.stderr)
+        return 128 + signal.SIGINT
+    return 0
+
+
+def _train_timed(figure: str, chosen: argparse.Namespace, store: Store, minutes: float) -> None:
+    """A figure about time: its runs take turns in this process, with nothing beside them."""
+    from leancluster_core.experiments.timing import train_alternating
+
+    if minutes <= 0:
+        raise OutOfTime
+    train_alternating(figure_configs(figure, chosen.scale), store=store, device=chosen.device)
+
+
+def _shard(
+    configs: list[TrainingConfig], shard: str | None, device: torch.device
+) -> list[TrainingConfig]:
+    """The configs of one machine: every N-th batch, stored or not, so that shards never meet."""
+    if shard is None:
+        return configs
+    index, slash, count = shard.partition("/")
+    if not (slash and index.isdigit() and count.isdigit() and 1 <= int(index) <= int(count)):
+        raise ValueError(f"--shard must be I/N with I in [1, N], got {shard!r}")
+    batches = plan_batches(configs, MODELS_PER_BATCH[device.type])
+    return [config for batch in batches[int(index) - 1 :: int(count)] for config in batch]
+
+
+def _train_with_pool(workers: int, configs: list[TrainingConfig], **options) -> None:
+    # Spawned, not forked: a fork of a process that has used torch's threads can hang.
+    pool = ProcessPoolExecutor(
+        workers, multiprocessing.get_context("spawn"), initializer=end_with_parent
+    )
+    with pool as executor:
+        try:
+            train_all(configs, executor=executor, **options)
+        except BaseException:
+            for worker in multiprocessing.active_children():
+                worker.terminate()  # a request: the worker saves a checkpoint first
+            raise
+
+
+def end_with_parent() -> None:
+    """Let this worker stop, at a checkpoint, when the process that started it is gone."""
+    parent = multiprocessing.parent_process()
+
+    def watch() -> None:
+        if parent is not None:
+            parent.join()
+            while True:  # the first signal stops the training, the next the idle worker
+                os.kill(os.getpid(), signal.SIGTERM)
+                time.sleep(5)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def _pack(chosen: argparse.Namespace) -> None:
+    store = _store(chosen)
+    configs = _configs(chosen)
+    count = pack([(store, config) for config in configs], chosen.output)
+    print(f"{chosen.output}: {count} of {len(configs)} configs")
+
+
+def _unpack(chosen: argparse.Namespace) -> None:
+    new, old = unpack(chosen.archive, chosen.results or results_root())
+    print(f"{new} runs taken over, {old} were there already")
+
+
+def _claims(chosen: argparse.Namespace) -> None:
+    from leancluster_core.experiments.claims import print_claims
+
+    print_claims()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
