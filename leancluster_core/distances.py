@@ -152,7 +152,7 @@ def _proven_labels(
     points: Tensor, shift: Tensor, blocks: Iterable[_Block], centers: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Labels (tasks, n) of points (tasks, n, d), whose centered blocks are given, and for which of
-    them the bound leaves open whether they are right (tasks, n)."""
+    them the bound leaves open whether they are right (tasks, n); those are 0."""
     (n_tasks, n_points, n_features), n_clusters = points.shape, centers.shape[-2]
     labels = points.new_zeros((n_tasks, n_points), dtype=torch.int64)
     undecided = torch.zeros_like(labels, dtype=torch.bool)
@@ -178,7 +178,7 @@ def _proven_labels(
         found = count_and_index.to(columns) @ near  # (tasks, 2, rows)
         labels[tasks, rows] = found[:, 1].to(torch.int64)
         undecided[tasks, rows] = found[:, 0] != 1
-    return labels, undecided
+    return labels.masked_fill_(undecided, 0), undecided
 
 
 def _out_of_range_exponent(points: Tensor, centers: Tensor) -> int:

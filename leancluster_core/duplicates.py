@@ -37,9 +37,9 @@ class Groups:
 
 @torch.no_grad()
 def group_equal_rows(rows: Tensor) -> Groups:
-    """Group the equal rows of (n, d) or of each task of (tasks, n, d), float32 or float64. Unchecked.
+    """Group the equal rows of (n, d), or of each task of (tasks, n, d), in float32 or float64.
 
-    With tasks, rows are indexed as by ``rows.flatten(0, 1)``, and no group spans two tasks.
+    Unchecked. With tasks, rows are indexed as by ``rows.flatten(0, 1)``, and no group spans two tasks.
     """
     columns = _varying_columns(rows)
     n_rows = columns.shape[1]
@@ -59,8 +59,10 @@ def group_equal_rows(rows: Tensor) -> Groups:
 
 
 def _varying_columns(rows: Tensor) -> Tensor:
-    """Columns (c, n) of rows (..., d), without those that hold one and the same number; the last one
-    has the task of each row, if there are several."""
+    """Columns (c, n) of rows (..., d), without those that hold one and the same number.
+
+    Where there are several tasks, one more column has the task of each row.
+    """
     columns = rows.flatten(0, -2).t()
     varies = (columns[:, :64] != columns[:, :1]).any(1)
     if not bool(varies.all()):  # the sample decides for most; look at the others in full

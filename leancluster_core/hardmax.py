@@ -1,8 +1,8 @@
 """Distance attention at inverse temperature infinity: the averaging hardmax of Theorem 2.1.
 
 Each query attends to the keys at exactly the smallest distance, with equal weights. Nothing of size
-queries x keys is built. What makes it fast is that the construction's keys are either few (centers),
-or few DIFFERENT ones (codes), or the queries themselves:
+queries x keys is built. What makes it fast is that the construction's keys are few (centers), or few
+DIFFERENT ones (codes), or the queries themselves:
 
 - equal keys are grouped first, and a group counts as one key whose value is the mean of its values
   and whose weight is its size;
@@ -36,8 +36,8 @@ _BLOCK_ROWS = 1 << 14
 def _hardmax_attention(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
     """Mean of the values whose keys are nearest to each query (Definition 2.2, gamma = infinity).
 
-    queries: (..., m, e), keys: (..., r, e), values: (..., r, v), all finite and of one dtype, r >= 1
-    -> (..., m, v), detached. "Nearest" is decided by the smallest computed sum of squared
+    queries: (..., m, e), keys: (..., r, e), values: (..., r, v) -> (..., m, v), detached. All finite
+    and of one dtype, r >= 1. "Nearest" is decided by the smallest computed sum of squared
     differences, "equal" by all numbers. The result may share memory with ``values``. Unchecked.
     """
     batch_shape = torch.broadcast_shapes(queries.shape[:-2], keys.shape[:-2], values.shape[:-2])
@@ -59,7 +59,10 @@ def _hardmax_attention(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
 
 
 def _group_means(values: Tensor, groups: Groups) -> Tensor:
-    """Mean value (v, g) of each group of rows of values (tasks, r, v), in float64 where it is new."""
+    """Mean value (v, g) of each group of rows of values (tasks, r, v).
+
+    In float64, but for groups of one row each: those are the values.
+    """
     columns = values.flatten(0, 1).t()
     if groups.group is None:
         return columns
