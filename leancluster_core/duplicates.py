@@ -39,7 +39,7 @@ class Groups:
 def group_equal_rows(rows: Tensor) -> Groups:
     """Group the equal rows of (n, d), or of each task of (tasks, n, d), in float32 or float64.
 
-    Unchecked. With tasks, rows are indexed as by ``rows.flatten(0, 1)``, and no group spans two tasks.
+    Unchecked. With tasks, rows are indexed as by ``rows.flatten(0, 1)``; no group spans two tasks.
     """
     columns = _varying_columns(rows)
     n_rows = columns.shape[1]
@@ -49,13 +49,29 @@ def group_equal_rows(rows: Tensor) -> Groups:
     hashes, order = torch.sort(_hash(columns), stable=True)
     starts = torch.ones_like(hashes, dtype=torch.bool)
     torch.ne(hashes[1:], hashes[:-1], out=starts[1:])
-    first = order[starts]
-    if len(first) == n_rows:
+    if bool(starts.all()):
         return Groups(torch.arange(n_rows, device=rows.device), None)
-    group = torch.empty_like(order).scatter_(0, order, starts.cumsum(0).sub_(1))
-    if any(bool((column != column[first][group]).any()) for column in columns):
-        return _group_by_comparison(columns)
-    return _in_order(first, group)
+    groups = _in_order(order[starts], order, starts.cumsum(0).sub_(1))
+    return groups if _hold_equal_rows(groups, columns) else _group_by_comparison(columns)
+
+
+def _in_order(first: Tensor, rows: Tensor, group: Tensor) -> Groups:
+    """Groups renumbered by their first rows; group (n,) belongs to rows (n,), in any order."""
+    first, order = torch.sort(first)
+    number = torch.empty_like(order)
+    number[order] = torch.arange(len(order), device=order.device)
+    return Groups(first, torch.empty_like(rows).scatter_(0, rows, number.index_select(0, group)))
+
+
+def _hold_equal_rows(groups: Groups, columns: Tensor) -> bool:
+    """Whether each row, a column of (c, n), equals the first of its group."""
+    assert groups.group is not None
+    originals = columns[:, groups.first]
+    for start in range(0, columns.shape[1], _BLOCK_ROWS):
+        rows = slice(start, start + _BLOCK_ROWS)
+        if not torch.equal(originals.index_select(1, groups.group[rows]), columns[:, rows]):
+            return False
+    return True
 
 
 def _varying_columns(rows: Tensor) -> Tensor:
@@ -96,14 +112,6 @@ def _hash(columns: Tensor) -> Tensor:
 def _group_by_comparison(columns: Tensor) -> Groups:
     """The same by a lexicographic sort: slow, for the day on which two hashes collide."""
     _, group = torch.unique(columns.t() + 0.0, dim=0, return_inverse=True)
-    indices = torch.arange(len(group), device=columns.device)
-    first = indices.new_full((int(group.max()) + 1,), len(group))
-    return _in_order(first.scatter_reduce_(0, group, indices, "amin"), group)
-
-
-def _in_order(first: Tensor, group: Tensor) -> Groups:
-    """Groups renumbered by their first rows."""
-    first, order = torch.sort(first)
-    number = torch.empty_like(order)
-    number[order] = torch.arange(len(order), device=order.device)
-    return Groups(first, number[group])
+    rows = torch.arange(len(group), device=columns.device)
+    first = rows.new_full((int(group.max()) + 1,), len(group))
+    return _in_order(first.scatter_reduce_(0, group, rows, "amin"), rows, group)

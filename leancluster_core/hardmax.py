@@ -1,8 +1,8 @@
 """Distance attention at inverse temperature infinity: the averaging hardmax of Theorem 2.1.
 
-Each query attends to the keys at exactly the smallest distance, with equal weights. Nothing of size
-queries x keys is built. What makes it fast is that the construction's keys are few (centers), or few
-DIFFERENT ones (codes), or the queries themselves:
+Each query attends to the keys at exactly the smallest distance, with equal weights. Nothing of
+size queries x keys is built. What makes it fast is that the construction's keys are few (centers),
+or few DIFFERENT ones (codes), or the queries themselves:
 
 - equal keys are grouped first, and a group counts as one key whose value is the mean of its values
   and whose weight is its size;
@@ -36,8 +36,8 @@ _BLOCK_ROWS = 1 << 14
 def _hardmax_attention(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
     """Mean of the values whose keys are nearest to each query (Definition 2.2, gamma = infinity).
 
-    queries: (..., m, e), keys: (..., r, e), values: (..., r, v) -> (..., m, v), detached. All finite
-    and of one dtype, r >= 1. "Nearest" is decided by the smallest computed sum of squared
+    queries: (..., m, e), keys: (..., r, e), values: (..., r, v) -> (..., m, v), detached. All
+    finite and of one dtype, r >= 1. "Nearest" is decided by the smallest computed sum of squared
     differences, "equal" by all numbers. The result may share memory with ``values``. Unchecked.
     """
     batch_shape = torch.broadcast_shapes(queries.shape[:-2], keys.shape[:-2], values.shape[:-2])
