@@ -26,8 +26,10 @@ from leancluster_core.experiments.paths import project_root
 KERNEL_STARTS = 3
 """How often a kernel may fail to start, as happens when two of them are given the same port."""
 
-_PROGRESS = re.compile(r"^.*: step \d+/\d+, .*\n?", re.MULTILINE)
-"""The lines of training.progress_line, which a page doesn't keep."""
+_PROGRESS = re.compile(
+    r"^.*(: step \d+/\d+, |; \d+% of all|\d+ of \d+ configs are stored).*\n?", re.MULTILINE
+)
+"""What training says of its progress, which a page doesn't keep."""
 
 _KERNEL = {"display_name": "Python 3", "language": "python", "name": "python3"}
 
