@@ -1,22 +1,28 @@
 """The grids of the convergence figures: from lists of plain values to configs to one tidy frame.
 
 A notebook turns its parameters into settings with :func:`grid`, these into configs with
-:func:`curve_configs`, and the finished runs into the frame that figures and claims read with
-:func:`curve_frame`. ``GRIDS`` holds the same for machines that have no notebooks.
+:func:`curve_configs`, the configs into runs with :func:`figure_runs`, and the runs into the frame
+that figures and claims read with :func:`curve_frame`. ``GRIDS`` holds the same grids for machines
+that have no notebooks.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from itertools import product
 from typing import Any
 
 import pandas as pd
 
-from leancluster_core.checks import check_choice
+from leancluster_core.checks import check_choice, check_flag
 from leancluster_core.experiments.config import SCALES, TrainingConfig
-from leancluster_core.experiments.store import Run
+from leancluster_core.experiments.paths import results_root
+from leancluster_core.experiments.store import Run, Store
+from leancluster_core.experiments.sweep import expected_time, missing, train_all
+from leancluster_core.experiments.timing import train_alternating
+from leancluster_core.experiments.training import resolve_device
 from leancluster_core.samplers import FAMILIES, TaskDistribution
 
 Setting = dict[str, Any]
@@ -68,11 +74,44 @@ def _config(values: Setting) -> TrainingConfig:
     return TrainingConfig.from_dict({**others, "task": task})
 
 
+def figure_runs(
+    configs: Sequence[TrainingConfig],
+    scale: str,
+    *,
+    paper_on_cpu: bool = False,
+    weights: bool = False,
+    taking_turns: bool = False,
+) -> list[Run]:
+    """The runs of configs from ``results/<scale>``; what is not there is trained now and kept.
+
+    Before that, a line on stderr says how many are stored, how many train, and about how long.
+    weights: runs kept for their history alone are trained again. taking_turns: train so that
+    elapsed times compare (:func:`timing.train_alternating`).
+
+    Raises ValueError where training at scale "paper" would fall to a CPU, unless ``paper_on_cpu``.
+    """
+    check_choice("scale", scale, SCALES)
+    check_flag("paper_on_cpu", paper_on_cpu)
+    store = Store(results_root() / scale)
+    left = missing(configs, store, weights=weights)
+    if left:
+        expected = expected_time(configs, store)
+        if scale == "paper" and resolve_device("auto").type == "cpu" and not paper_on_cpu:
+            raise ValueError(
+                f"paper_on_cpu must be True to train at scale 'paper' without a GPU ({expected}), "
+                "got False"
+            )
+        print(expected, file=sys.stderr, flush=True)
+    if taking_turns:
+        return train_alternating(configs, store=store)
+    return train_all(configs, store=store, weights=weights)
+
+
 def curve_frame(runs: Iterable[Run]) -> pd.DataFrame:
     """All histories in one tidy frame: a row a config, trial and evaluation.
 
-    Columns: every field of the config and its task that a figure may vary ("initial_learning_rate"
-    for the config's, since the history's "learning_rate" falls), "key" of the run, and the history's.
+    Columns: the fields of the config and its task that a figure may vary ("initial_learning_rate"
+    for the config's, since the history's "learning_rate" falls), the run's "key", and the history's.
     """
     return pd.concat([_labelled(run) for run in runs], ignore_index=True)
 

@@ -216,6 +216,7 @@ def plot_convergence(
     frame: pd.DataFrame,
     *,
     columns: str | Sequence[str] = (),
+    rows: str | Sequence[str] = (),
     x: str = "step",
     scale: str = "",
     log_y: bool | None = None,
@@ -224,36 +225,41 @@ def plot_convergence(
 
     frame: columns embedding, regularizer, trial, step, training_loss, relative_loss and the varied
     setting(s) named by ``columns``; one column of panels for each of their values, in the order in
-    which they appear. Median lines with inter-quartile ribbons; a cross marks where a curve loses
-    its first trial (missing or not finite).
+    which they appear. ``rows`` stacks such a pair of rows for each value of further settings.
+    Median lines with inter-quartile ribbons; a cross marks where a curve loses its first trial
+    (missing or not finite).
 
     x: "step", or "elapsed" (the median over trials at a step). scale: for the legend's title.
     log_y: None makes a row logarithmic where a panel spans a factor of 10 or more. The relative
     losses share their y axis unless they differ by such a factor.
     """
-    columns = _as_names(columns)
-    by = [*columns, "embedding", "regularizer"]
+    columns, rows = _as_names(columns), _as_names(rows)
+    by = [*rows, *columns, "embedding", "regularizer"]
     _check_curves(frame)
-    panels = _combinations(frame, columns)
-    figure, axes = _grid(2, len(panels), height=2.1)
+    blocks, panels = _combinations(frame, rows), _combinations(frame, columns)
+    figure, axes = _grid(2 * len(blocks), len(panels), height=2.1 if len(blocks) < 3 else 1.7)
     lost = False
     for row, value in enumerate(("training_loss", "relative_loss")):
         statistics = curve_statistics(frame, value, by=by)
         if x != "step":
             position = curve_statistics(frame, x, by=by)[[*by, "step", "median"]]
             statistics = statistics.merge(position.rename(columns={"median": x}), on=[*by, "step"])
-        spans = []
-        for ax, panel in zip(axes[row], panels, strict=True):
-            drawn = _select(statistics, columns, panel)
-            spans.append(_span(drawn))
-            lost |= _draw_models(ax, drawn, x)
-        log = max(spans) >= LOG_AXIS_FROM if log_y is None else log_y
-        _scale_row(axes[row], log=log, shared=row == 1 and _span(statistics) < LOG_AXIS_FROM)
-        axes[row, 0].set_ylabel(VALUE_LABELS[value])
-    for ax in axes[1]:
+        shared = row == 1 and _span(statistics) < LOG_AXIS_FROM
+        for block, below in enumerate(blocks):
+            of_block, its_axes = _select(statistics, rows, below), axes[2 * block + row]
+            spans = []
+            for ax, panel in zip(its_axes, panels, strict=True):
+                drawn = _select(of_block, columns, panel)
+                spans.append(_span(drawn))
+                lost |= _draw_models(ax, drawn, x)
+            log = max(spans) >= LOG_AXIS_FROM if log_y is None else log_y
+            _scale_row(its_axes, log=log, shared=shared)
+            its_axes[0].set_ylabel(VALUE_LABELS[value])
+    for ax in axes[1::2].flat:
         ax.axhline(1.0, color="black", linestyle=":", linewidth=1.2, zorder=1.5)
-    for ax, panel in zip(axes[0], panels, strict=True):
-        ax.set_title(_title(columns, panel))
+    for pair, below in zip(axes[::2], blocks, strict=True):
+        for ax, panel in zip(pair, panels, strict=True):
+            ax.set_title(_title([*columns, *rows], [*panel, *below]))
     _finish_x(axes, VALUE_LABELS.get(x, x))
     extra = [Line2D([], [], color="black", linestyle=":", linewidth=1.2, label="one Lloyd step")]
     _add_legend(figure, _model_handles(frame) + extra, lost, frame["trial"].nunique(), scale)
