@@ -13,7 +13,7 @@ _HOMES = {
     "attention": ["distance_attention"],
     "distances": ["nearest_centers", "squared_distances"],
     "embeddings": ["cluster_codes", "embed"],
-    "lloyd": ["lloyd", "lloyd_step"],
+    "kmeans": ["lloyd", "lloyd_step"],
     "losses": ["kmeans_loss", "min_weights", "smoothed_kmeans_loss", "sparsemax"],
     "models": ["ClusteringTransformer", "lloyd_transformer"],
     "samplers": ["TaskDistribution", "rescale_to_unit_cube"],

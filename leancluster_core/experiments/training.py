@@ -21,7 +21,7 @@ from leancluster_core.experiments.config import TrainingConfig
 from leancluster_core.experiments.provenance import provenance
 from leancluster_core.experiments.store import Run
 from leancluster_core.experiments.streams import random_stream
-from leancluster_core.lloyd import _lloyd
+from leancluster_core.kmeans import _lloyd
 from leancluster_core.losses import REGULARIZERS, _smoothed_minimum
 from leancluster_core.models import ClusteringTransformer
 

@@ -13,7 +13,7 @@ from sklearn.datasets import load_breast_cancer, load_digits, load_iris, load_wi
 from torch import Tensor
 
 from leancluster_core.distances import nearest_centers, squared_distances
-from leancluster_core.lloyd import _lloyd, lloyd, lloyd_step
+from leancluster_core.kmeans import _lloyd, lloyd, lloyd_step
 
 DTYPES = (torch.float32, torch.float64)
 REAL_DATA = {
