@@ -15,6 +15,9 @@ from torch import Tensor
 # Rows hashed at once, so that the passes over them stay in cache.
 _BLOCK_ROWS = 1 << 14
 
+_FIRST_COLUMNS = 4
+_SAMPLE_ROWS = 1 << 10
+
 
 @dataclass(frozen=True)
 class Groups:
@@ -46,13 +49,26 @@ def group_equal_rows(rows: Tensor) -> Groups:
     if len(columns) == 0:
         first = torch.arange(min(n_rows, 1), device=rows.device)
         return Groups(first, first.expand(n_rows))
-    hashes, order = torch.sort(_hash(columns), stable=True)
-    starts = torch.ones_like(hashes, dtype=torch.bool)
-    torch.ne(hashes[1:], hashes[:-1], out=starts[1:])
+    # Rows that differ in their first columns differ: hash the others only if need be.
+    hashes = _hash(columns[:_FIRST_COLUMNS])
+    if len(columns) > _FIRST_COLUMNS:
+        sample = hashes[:_SAMPLE_ROWS]
+        if len(sample.unique()) == len(sample) and _run_starts(hashes.sort().values).all():
+            return Groups(torch.arange(n_rows, device=rows.device), None)
+        hashes += _hash(columns[_FIRST_COLUMNS:], salt=1)
+    hashes, order = torch.sort(hashes, stable=True)
+    starts = _run_starts(hashes)
     if bool(starts.all()):
         return Groups(torch.arange(n_rows, device=rows.device), None)
     groups = _in_order(order[starts], order, starts.cumsum(0).sub_(1))
     return groups if _hold_equal_rows(groups, columns) else _group_by_comparison(columns)
+
+
+def _run_starts(sorted_values: Tensor) -> Tensor:
+    """True where a value differs from the one before it."""
+    starts = torch.ones_like(sorted_values, dtype=torch.bool)
+    torch.ne(sorted_values[1:], sorted_values[:-1], out=starts[1:])
+    return starts
 
 
 def _in_order(first: Tensor, rows: Tensor, group: Tensor) -> Groups:
@@ -91,10 +107,10 @@ def _varying_columns(rows: Tensor) -> Tensor:
     return torch.cat([columns, task.repeat_interleave(rows.shape[1]).unsqueeze(0)])
 
 
-def _hash(columns: Tensor) -> Tensor:
+def _hash(columns: Tensor, salt: int = 0) -> Tensor:
     """64 bits for each row of columns (c, n); equal rows have equal hashes."""
     n_columns, n_rows = columns.shape
-    generator = torch.Generator().manual_seed(0x5EED)
+    generator = torch.Generator().manual_seed(0x5EED + salt)
     factors = torch.randint(-(2**63), 2**63 - 1, (2, n_columns, 1), generator=generator)
     factors = factors.bitwise_or_(1).to(columns.device)  # odd, so that multiplying loses no bit
     integer = torch.int32 if columns.dtype == torch.float32 else torch.int64

@@ -41,7 +41,7 @@ def _hardmax_attention(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
     differences, "equal" by all numbers. The result may share memory with ``values``. Unchecked.
     """
     batch_shape = torch.broadcast_shapes(queries.shape[:-2], keys.shape[:-2], values.shape[:-2])
-    among_themselves = queries.shape == keys.shape and torch.equal(queries, keys)
+    among_themselves = _same(queries, keys)
     queries, keys, values = (
         tensor.expand(*batch_shape, -1, -1).reshape(batch_shape.numel(), *tensor.shape[-2:])
         for tensor in (queries, keys, values)
@@ -56,6 +56,13 @@ def _hardmax_attention(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         means = _group_means(values, groups).to(values.dtype)
         result = means.index_select(1, groups.group).t()
     return result.reshape(*batch_shape, queries.shape[-2], values.shape[-1])
+
+
+def _same(left: Tensor, right: Tensor) -> bool:
+    if left.shape != right.shape:
+        return False
+    one_memory = left.data_ptr() == right.data_ptr() and left.stride() == right.stride()
+    return one_memory or torch.equal(left, right)
 
 
 def _group_means(values: Tensor, groups: Groups) -> Tensor:

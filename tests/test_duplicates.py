@@ -59,6 +59,11 @@ def test_one_late_difference_and_one_late_copy(dtype: torch.dtype) -> None:
     rows = torch.zeros(50_000, 3, dtype=dtype)
     rows[40_000, 2] = 1e-30
     assert len(group_equal_rows(rows).first) == 2
+    rows = torch.arange(5000).to(dtype).unsqueeze(1).expand(-1, 6).clone()
+    rows[4000:, :5] = rows[:1000, :5]  # which differ in a column behind the first ones
+    assert group_equal_rows(rows).group is None
+    rows[4000:, 5] = rows[:1000, 5]
+    assert len(group_equal_rows(rows).first) == 4000
     generator = torch.Generator().manual_seed(0)
     rows = torch.rand(50_000, 3, generator=generator, dtype=torch.float64).to(dtype)
     assert group_equal_rows(rows).group is None
@@ -82,7 +87,9 @@ def test_neighbouring_numbers_have_different_hashes(dtype: torch.dtype) -> None:
 def test_a_collision_of_hashes_is_noticed(monkeypatch: pytest.MonkeyPatch, n_rows: int) -> None:
     """With a hash that is the same for all rows the groups are still right."""
     monkeypatch.setattr(
-        duplicates, "_hash", lambda columns: torch.zeros(columns.shape[1], dtype=torch.int64)
+        duplicates,
+        "_hash",
+        lambda columns, salt=0: torch.zeros(columns.shape[1], dtype=torch.int64),
     )
     generator = torch.Generator().manual_seed(0)
     rows = torch.randint(3, (n_rows, 2), generator=generator).double()
