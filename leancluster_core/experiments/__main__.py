@@ -20,9 +20,10 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -61,7 +62,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
-    def command(name: str, run, summary: str) -> argparse.ArgumentParser:
+    def command(
+        name: str, run: Callable[[argparse.Namespace], int | None], summary: str
+    ) -> argparse.ArgumentParser:
         subparser = commands.add_parser(name, help=summary, description=summary)
         subparser.set_defaults(run=run)
         return subparser
@@ -134,10 +137,8 @@ def _setting(config: TrainingConfig) -> str:
 def _status(config: TrainingConfig, store: Store) -> str:
     if config in store:
         return "stored" if store.has_weights(config) else "stored, history only"
-    checkpoint = store.load_checkpoint(config)
-    if checkpoint is not None:
-        return f"step {checkpoint[1]['step']} of {config.n_steps}"
-    return "-"
+    checkpoint = store.find_checkpoint(config)
+    return "-" if checkpoint is None else f"step {checkpoint[1]} of {config.n_steps}"
 
 
 def _train(chosen: argparse.Namespace) -> int:
@@ -154,7 +155,7 @@ def _train(chosen: argparse.Namespace) -> int:
     timed = [name for name in _figures(chosen) if name in TIMED_FIGURES]
     chosen.figures = [name for name in _figures(chosen) if name not in TIMED_FIGURES]
     configs = _shard(_configs(chosen), chosen.shard, device) if chosen.figures else []
-    options = {"store": store, "device": chosen.device, "weights": chosen.weights}
+    options: dict[str, Any] = {"store": store, "device": chosen.device, "weights": chosen.weights}
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     try:
         if configs:
@@ -184,7 +185,9 @@ def _train_timed(figure: str, chosen: argparse.Namespace, store: Store, minutes:
 
     if minutes <= 0:
         raise OutOfTime
-    train_alternating(figure_configs(figure, chosen.scale), store=store, device=chosen.device)
+    train_alternating(
+        figure_configs(figure, chosen.scale), store=store, device=chosen.device, minutes=minutes
+    )
 
 
 def _shard(
@@ -200,7 +203,7 @@ def _shard(
     return [config for batch in batches[int(index) - 1 :: int(count)] for config in batch]
 
 
-def _train_with_pool(workers: int, configs: list[TrainingConfig], **options) -> None:
+def _train_with_pool(workers: int, configs: list[TrainingConfig], **options: Any) -> None:
     # Spawned, not forked: a fork of a process that has used torch's threads can hang.
     pool = ProcessPoolExecutor(
         workers, multiprocessing.get_context("spawn"), initializer=end_with_parent

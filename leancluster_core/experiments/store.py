@@ -1,7 +1,7 @@
 """The run store: one folder a run, written whole or not at all, checked when read.
 
     <root>/<key>/config.json  history.parquet  weights.safetensors  provenance.json
-    <root>/<key>.partial/checkpoint.safetensors   while it trains
+    <root>/.checkpoints/  .locks/  .writing/     while runs train
 
 provenance.json holds checksums of all files, itself included: a torn, edited or missing file is
 reported by name and never read as data. Only the weights may be left out, of a run that is kept for
@@ -17,7 +17,7 @@ import re
 import shutil
 import tarfile
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -137,11 +137,8 @@ class Store:
 
     def save(self, run: Run) -> None:
         """Write a run; it is there whole or, if this process dies meanwhile, not at all."""
-        folder = self.folder(run.config)
-        # What a save that is killed leaves behind lies beside the checkpoint and goes with it.
-        scratch = self._partial(run.config)
-        scratch.mkdir(parents=True, exist_ok=True)
-        new = Path(tempfile.mkdtemp(dir=scratch, prefix="new-"))
+        folder, scratch = self.folder(run.config), self._hidden("writing")
+        new = Path(tempfile.mkdtemp(dir=scratch, prefix=f"{run.config.key}-"))
         new.chmod(0o755)
         _write(new / "config.json", _json(run.config.to_dict()))
         run.history.to_parquet(new / "history.parquet", index=False)
@@ -152,51 +149,88 @@ class Store:
         checksums["provenance.json"] = _sha256(_json(run.provenance).encode())
         _write(new / "provenance.json", _json(run.provenance | {"sha256": checksums}))
         if folder.exists():
-            folder.rename(Path(tempfile.mkdtemp(dir=scratch, prefix="old-")) / "run")
+            folder.rename(Path(tempfile.mkdtemp(dir=scratch, prefix=f"{run.config.key}-")) / "old")
         new.rename(folder)
-        shutil.rmtree(scratch, ignore_errors=True)
+        for leftover in scratch.glob(f"{run.config.key}-*"):
+            shutil.rmtree(leftover, ignore_errors=True)
 
     def lock(self, config: TrainingConfig) -> FileLock:
         """Held by the process that trains this config; freed by the system if that process dies."""
-        self.root.mkdir(parents=True, exist_ok=True)
-        return FileLock(self.root / f".{config.key}.lock")
+        return FileLock(self._hidden("locks") / config.key)
 
-    def _partial(self, config: TrainingConfig) -> Path:
-        return self.root / f"{config.key}.partial"
+    def _hidden(self, name: str) -> Path:
+        folder = self.root / f".{name}"
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder
 
     def save_checkpoint(
-        self, config: TrainingConfig, tensors: dict[str, Tensor], facts: dict[str, Any]
+        self, configs: Sequence[TrainingConfig], tensors: dict[str, Tensor], facts: dict[str, Any]
     ) -> None:
-        """Replace the config's checkpoint; a save that is killed leaves the old one readable."""
-        path = self._partial(config) / "checkpoint.safetensors"
-        path.parent.mkdir(parents=True, exist_ok=True)
+        """Replace the checkpoint of configs that train together; one file, so that they stay at
+        one step. A save that is killed leaves the old one readable.
+
+        tensors: name -> (configs * trials, ...); facts: plain values, with "step".
+        """
+        facts = facts | {"keys": [config.key for config in configs]}
+        name = _sha256(" ".join(facts["keys"]).encode())[:16]
+        folder = self._hidden("checkpoints")
         tensors = {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}
         facts_text = json.dumps(facts)
         digest = _sha256(save(tensors) + facts_text.encode())
-        content = save(tensors, {"facts": facts_text, "sha256": digest})
-        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
-            file.write(content)
+        new = folder / f"{name}.{os.getpid()}.tmp"
+        with new.open("wb") as file:
+            file.write(save(tensors, {"facts": facts_text, "sha256": digest}))
             file.flush()
             os.fsync(file.fileno())
-        os.replace(file.name, path)
+        os.replace(new, folder / f"{name}.safetensors")
 
-    def load_checkpoint(
-        self, config: TrainingConfig
-    ) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
-        """The config's last checkpoint, or None. Raises CorruptRunError if it was changed."""
-        path = self._partial(config) / "checkpoint.safetensors"
-        if not path.exists():
-            return None
-        try:
-            with safe_open(path, "pt") as file:
-                metadata = file.metadata() or {}
+    def find_checkpoint(self, config: TrainingConfig) -> tuple[Path, int] | None:
+        """File and step of the checkpoint that has most steps of this config, or None."""
+        found = [
+            (facts["step"], path)
+            for path, facts in self._checkpoints()
+            if config.key in facts["keys"]
+        ]
+        return max(found)[::-1] if found else None
+
+    def _checkpoints(self) -> Iterator[tuple[Path, dict[str, Any]]]:
+        for path in sorted(self.root.glob(".checkpoints/*.safetensors")):
+            try:
+                yield path, read_checkpoint(path, header_only=True)[1]
+            except FileNotFoundError:
+                continue  # its runs have been stored meanwhile
+
+    def discard_checkpoints(self, configs: Iterable[TrainingConfig]) -> None:
+        """Remove the checkpoints of configs that have just been stored, unless others need them."""
+        keys = {config.key for config in configs}
+        for path, facts in self._checkpoints():
+            stored = all((self.root / key).is_dir() for key in facts["keys"])
+            if stored and not keys.isdisjoint(facts["keys"]):
+                for leftover in path.parent.glob(f"{path.stem}.*"):
+                    leftover.unlink(missing_ok=True)
+
+
+def read_checkpoint(
+    path: Path, *, header_only: bool = False
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Tensors and facts of a checkpoint. Raises CorruptRunError if the file was changed."""
+    tensors: dict[str, Tensor] = {}
+    try:
+        with safe_open(path, "pt") as file:
+            metadata = file.metadata() or {}
+            if not header_only:
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        except (SafetensorError, OSError) as error:
-            raise _corrupt(path, f"cannot be read ({error})") from None
-        facts_text = metadata.get("facts", "")
-        if _sha256(save(tensors) + facts_text.encode()) != metadata.get("sha256"):
-            raise _corrupt(path, "is not as it was written (checksum)")
-        return tensors, json.loads(facts_text)
+        facts_text = metadata["facts"]
+        facts = json.loads(facts_text)
+    except FileNotFoundError:
+        raise
+    except (SafetensorError, OSError, ValueError, KeyError) as error:
+        raise CorruptRunError(f"{path} cannot be read ({error}); delete it to start over") from None
+    if not header_only and _sha256(save(tensors) + facts_text.encode()) != metadata.get("sha256"):
+        raise CorruptRunError(
+            f"{path} is not as it was written (checksum); delete it to start over"
+        )
+    return tensors, facts
 
 
 def pack(runs: Iterable[tuple[Store, TrainingConfig]], archive: Path) -> int:

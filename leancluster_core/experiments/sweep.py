@@ -12,9 +12,10 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future, as_completed
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,7 +25,7 @@ from torch import Tensor
 from leancluster_core.checks import check_flag, check_integer
 from leancluster_core.embeddings import code_width
 from leancluster_core.experiments.config import NUMERICS_VERSION, TrainingConfig
-from leancluster_core.experiments.store import Run, Store
+from leancluster_core.experiments.store import Run, Store, read_checkpoint
 from leancluster_core.experiments.training import (
     Trainer,
     TrainingState,
@@ -123,7 +124,10 @@ def train_all(
     size = MODELS_PER_BATCH[resolve_device(device).type]
     if models_per_batch is not None:
         size = check_integer("models_per_batch", models_per_batch, 1)
-    batches = plan_batches(missing(configs, store, weights=weights), size)
+    # Batches are planned before what is stored is left out, so that they are always the same.
+    lacking = set(missing(configs, store, weights=weights))
+    planned = (tuple(c for c in batch if c in lacking) for batch in plan_batches(configs, size))
+    batches = [batch for batch in planned if batch]
     deadline = time.time() + 60 * minutes
     report = progress_of_all([c for batch in batches for c in batch]) if progress else _no_report
     if executor is None:
@@ -309,18 +313,20 @@ def _train_locked(
     report: Report,
     deadline: float,
 ) -> None:
-    # Configs that were stopped at different steps can't share a batch any more.
-    checkpoints = {config: store.load_checkpoint(config) for config in configs}
-    steps = {c: 0 if found is None else found[1]["step"] for c, found in checkpoints.items()}
-    for step in sorted(set(steps.values()), reverse=True):
-        batch = [config for config in configs if steps[config] == step]
-        found = [checkpoints[config] for config in batch]
-        state = join_states([f for f in found if f is not None]) if step else None
+    # What was interrupted together goes on together: in other company a model's numbers would
+    # differ in the last bits.
+    together: dict[Path | None, list[TrainingConfig]] = {}
+    for config in configs:
+        found = store.find_checkpoint(config)
+        together.setdefault(found and found[0], []).append(config)
+    for path, batch in together.items():
+        state = None if path is None else load_state(path, batch)
         trainer = Trainer(batch, device, state)
         with _stop_signals() as stopped:
             _train_and_checkpoint(trainer, store, report, deadline, stopped)
             for run in trainer.runs():
                 store.save(run)
+            store.discard_checkpoints(batch)
             reason = stopped()
             if reason is not None:
                 raise reason
@@ -344,10 +350,10 @@ def _train_and_checkpoint(
         # The last step counts as the whole once the run is stored.
         report(trainer.configs, min(step / n_steps, 0.999), what)
         reason = stopped() or (OutOfTime() if time.time() > deadline else None)
-        if reason is not None or time.monotonic() > saved + CHECKPOINT_SECONDS:
-            parts = split_state(trainer.state, len(trainer.configs))
-            for config, (tensors, facts) in zip(trainer.configs, parts, strict=True):
-                store.save_checkpoint(config, tensors, facts)
+        # The last one lets a process that dies between two runs store the rest as they are.
+        due = trainer.done or time.monotonic() > saved + CHECKPOINT_SECONDS
+        if reason is not None or due:
+            store.save_checkpoint(trainer.configs, *dump_state(trainer.state))
             saved = time.monotonic()
         if reason is not None and not trainer.done:
             raise reason
@@ -356,7 +362,7 @@ def _train_and_checkpoint(
 
 
 @contextmanager
-def _stop_signals():
+def _stop_signals() -> Iterator[Callable[[], BaseException | None]]:
     """Turns SIGTERM and the first Ctrl-C into a request to stop at the next checkpoint."""
     received: list[int] = []
 
@@ -384,22 +390,25 @@ def _stop_signals():
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
 
-def split_state(
-    state: TrainingState, n_configs: int
-) -> list[tuple[dict[str, Tensor], dict[str, Any]]]:
-    """A batch's state as one checkpoint a config: tensors and plain values."""
+def dump_state(state: TrainingState) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """A state as what a checkpoint holds: tensors whose rows are models, and plain values."""
     tensors = dict(state.tensors)
     if state.history:
         tensors["history"] = torch.stack(state.history, 1)
-    facts = {"step": state.step, "elapsed": state.elapsed, "evaluated": state.evaluated}
-    chunks = {name: tensor.chunk(n_configs) for name, tensor in tensors.items()}
-    return [({name: c[i] for name, c in chunks.items()}, facts) for i in range(n_configs)]
+    return tensors, {"step": state.step, "elapsed": state.elapsed, "evaluated": state.evaluated}
 
 
-def join_states(parts: Sequence[tuple[dict[str, Tensor], dict[str, Any]]]) -> TrainingState:
-    """Inverse of :func:`split_state`, for configs at the same step."""
-    facts = parts[0][1]
-    tensors = {name: torch.cat([part[name] for part, _ in parts]) for name in parts[0][0]}
+def load_state(path: Path, configs: Sequence[TrainingConfig]) -> TrainingState:
+    """Inverse of :func:`dump_state`: the state of some of a checkpoint's configs.
+
+    Raises CorruptRunError for a checkpoint that is not as it was written.
+    """
+    tensors, facts = read_checkpoint(path)
+    rows = [facts["keys"].index(config.key) for config in configs]
+    tensors = {
+        name: torch.cat([tensor.chunk(len(facts["keys"]))[row] for row in rows])
+        for name, tensor in tensors.items()
+    }
     history = list(tensors.pop("history").unbind(1)) if "history" in tensors else []
     evaluated = [(int(step), float(seconds)) for step, seconds in facts["evaluated"]]
     return TrainingState(tensors, facts["step"], facts["elapsed"], history, evaluated)

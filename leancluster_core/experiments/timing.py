@@ -19,8 +19,8 @@ from leancluster_core.experiments.store import Run, Store
 from leancluster_core.experiments.sweep import (
     CHECKPOINT_SECONDS,
     OutOfTime,
-    join_states,
-    split_state,
+    dump_state,
+    load_state,
 )
 from leancluster_core.experiments.training import Trainer
 
@@ -85,13 +85,17 @@ def _train_group(
         for trainer, wanted in zip(trainers, others, strict=True):
             (run,) = trainer.runs()
             store.save(replace(run, provenance=run.provenance | {ALTERNATED: sorted(wanted)}))
+        store.discard_checkpoints(group)
 
 
 def _trainers(group: Sequence[TrainingConfig], store: Store, device: str) -> list[Trainer]:
     """From checkpoints at one step, or all from the start: only then have they taken turns."""
-    found = [store.load_checkpoint(config) for config in group]
-    steps = {None if part is None else part[1]["step"] for part in found}
-    states = [join_states([p]) if p and len(steps) == 1 else None for p in found]
+    found = [store.find_checkpoint(config) for config in group]
+    level = len({part and part[1] for part in found}) == 1
+    states = [
+        load_state(part[0], [config]) if part and level else None
+        for config, part in zip(group, found, strict=True)
+    ]
     return [Trainer([c], device, state) for c, state in zip(group, states, strict=True)]
 
 
@@ -107,8 +111,7 @@ def _take_turns(trainers: Sequence[Trainer], store: Store, progress: bool, deadl
         late, now = time.time() > deadline, time.monotonic()
         if late or now > saved + CHECKPOINT_SECONDS:
             for trainer in trainers:
-                ((tensors, facts),) = split_state(trainer.state, 1)
-                store.save_checkpoint(trainer.config, tensors, facts)
+                store.save_checkpoint(trainer.configs, *dump_state(trainer.state))
             saved = now
         if progress and now > shown + 60:
             print(_progress(trainers), file=sys.stderr, flush=True)

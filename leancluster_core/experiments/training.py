@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import pandas as pd
@@ -236,7 +236,7 @@ class Trainer:
         """Adam with a learning rate and, if asked for, a clipped gradient for each model."""
         tensors = self.state.tensors
         if self.config.gradient_clipping is not None:
-            squares = sum(g.square().flatten(1).sum(1) for g in gradients.values())
+            squares = torch.stack([g.square().flatten(1).sum(1) for g in gradients.values()]).sum(0)
             shrink = (self.config.gradient_clipping / (squares.sqrt() + 1e-6)).clamp_max(1)
             gradients = {n: g * _per_model(shrink, g) for n, g in gradients.items()}
         step = self.state.step + 1
@@ -279,7 +279,7 @@ class Trainer:
             ratios += (loss / self._for_all_configs(lloyd_loss)).mean(-1)
         return ratios / len(self._validation)
 
-    def _validation_tasks(self):
+    def _validation_tasks(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         for index in range(self.config.n_validation_batches):
             shape = (self.config.batch_size,)
             points, centers = _draw(self.config, "validation", index, shape, self.device)
