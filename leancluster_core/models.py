@@ -275,7 +275,8 @@ def _apply(weight: Tensor, tokens: Tensor) -> Tensor:
         return weight @ tokens
     together = tokens.movedim(-2, 1).reshape(n_trials, rows, -1)
     product = weight.reshape(n_trials, *weight.shape[-2:]) @ together
-    return product.view(n_trials, -1, *batch, columns).movedim(1, -2)
+    # Contiguous, since batched products of other layouts run one by one.
+    return product.view(n_trials, -1, *batch, columns).movedim(1, -2).contiguous()
 
 
 def _add_rows(tokens: Tensor, leading: Tensor) -> Tensor:
