@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -37,9 +38,12 @@ _buffers = threading.local()
 
 def _block_buffer(which: int, size: int, like: Tensor) -> Tensor:
     """Room for a block of scores, kept by each thread: fresh memory costs more than the sums."""
-    kept = _buffers.__dict__.setdefault((which, like.dtype), like.new_empty(size))
-    if kept.numel() < size:
-        kept = _buffers.__dict__[which, like.dtype] = like.new_empty(size)
+    name = f"{which} {like.dtype}"
+    kept: Tensor | None = getattr(_buffers, name, None)
+    if kept is None or kept.numel() < size:
+        with torch.inference_mode(False):  # or it could not serve training later
+            kept = torch.empty(size, dtype=like.dtype, device=like.device)
+        setattr(_buffers, name, kept)
     return kept
 
 
@@ -66,7 +70,7 @@ class _BlockedAttention(torch.autograd.Function):
         return torch.bmm(left.mT, right, out=buffer[: math.prod(shape)].view(shape))
 
     @staticmethod
-    def forward(ctx, queries: Tensor, keys: Tensor, bias: Tensor, values: Tensor) -> Tensor:
+    def forward(ctx: Any, queries: Tensor, keys: Tensor, bias: Tensor, values: Tensor) -> Tensor:
         # The bias travels as one more feature: one product gives the whole score.
         left = torch.cat([queries, torch.ones_like(queries[:, :1])], 1)
         right = torch.cat([keys, bias], 1)
@@ -81,7 +85,7 @@ class _BlockedAttention(torch.autograd.Function):
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         left, right, values, out = ctx.saved_tensors
         needs_queries, needs_keys, needs_bias, needs_values = ctx.needs_input_grad
         # Score gradients are w * (g'v - g'out), again as one product.
@@ -121,7 +125,7 @@ class _FewQueries(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, queries: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
+    def forward(ctx: Any, queries: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
         weights = (2 * scale * queries).mT @ keys
         weights -= scale * torch.linalg.vecdot(keys, keys, dim=-2).unsqueeze(-2)
         weights = torch.softmax(weights, -1)
@@ -131,7 +135,7 @@ class _FewQueries(torch.autograd.Function):
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
         queries, keys, values, weights = ctx.saved_tensors
         scores = grad.mT @ values
         scores -= torch.linalg.vecdot(scores, weights).unsqueeze(-1)
@@ -147,14 +151,14 @@ class _FewKeys(torch.autograd.Function):
     -> (b.., v, m): weights softmax_r(q'k + bias), stored as (r, m) and kept."""
 
     @staticmethod
-    def forward(ctx, queries: Tensor, keys: Tensor, bias: Tensor, values: Tensor) -> Tensor:
+    def forward(ctx: Any, queries: Tensor, keys: Tensor, bias: Tensor, values: Tensor) -> Tensor:
         weights = torch.softmax(keys.mT @ queries + bias, -2)
         ctx.save_for_backward(queries, keys, values, weights)
         return values @ weights
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx, grad: Tensor) -> tuple[Tensor | None, Tensor, Tensor, Tensor]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor, Tensor, Tensor]:
         queries, keys, values, weights = ctx.saved_tensors
         grad_values = (weights @ grad.mT).mT
         scores = values.mT @ grad
@@ -213,6 +217,7 @@ def _materialised_weights(queries: Tensor, keys: Tensor, scale: float) -> Tensor
         return torch.softmax(0 * distances, -1)
     # The smallest distance goes first: -scale * distance alone would reach -inf for all keys.
     smallest = distances.detach().amin(-1, keepdim=True)
+    scale = min(scale, torch.finfo(queries.dtype).max)  # 0 * inf would be NaN
     return torch.softmax(-scale * (distances - smallest), -1)
 
 
@@ -220,6 +225,7 @@ def _by_differences(queries: Tensor, keys: Tensor, values: Tensor, scale: float)
     """Rows as in :func:`_materialised_weights`; for scales at which the product form is noise."""
     distances = (queries.unsqueeze(-2) - keys.unsqueeze(-3)).square().sum(-1)
     smallest = distances.detach().amin(-1, keepdim=True)
+    scale = min(scale, torch.finfo(queries.dtype).max)
     # The clamp keeps -inf, whose gradient is NaN, out of the softmax.
     scores = (-scale * (distances - smallest)).clamp_min(torch.finfo(queries.dtype).min)
     return torch.softmax(scores, -1) @ values
@@ -241,9 +247,9 @@ def distance_attention(
     gives equal weights.
 
     backend: "fused" needs memory linear in m and r; "materialised" builds the (m, r) weights. The
-    result doesn't depend on a common shift of queries and keys. Where inverse_temperature * |token|^2
-    / sqrt(e) passes 2^9, "fused" computes float32 input in float64, and past 2^38 by differences,
-    which takes (m, r, e) memory. "fused" has first derivatives only.
+    result doesn't depend on a common shift of queries and keys. Where inverse_temperature *
+    |token|^2 / sqrt(e) passes 2^9, "fused" computes float32 input in float64, and past 2^38 by
+    differences, which takes (m, r, e) memory. "fused" has first derivatives only.
 
     Raises ValueError for NaN or infinite entries, no key, widths or lengths that don't match,
     a negative inverse_temperature, an unknown backend.
@@ -269,7 +275,7 @@ def distance_attention(
         shapes = [tuple(t.shape) for t in (queries, keys, values)]
         raise ValueError(f"batch dimensions must broadcast, got shapes {shapes}") from None
     queries, keys, values = (
-        t.to(dtype).expand(*batch, *t.shape[-2:]) for t in (queries, keys, values)
+        t.to(dtype).contiguous().expand(*batch, *t.shape[-2:]) for t in (queries, keys, values)
     )
     if math.isinf(gamma):
         return _hardmax_attention(queries, keys, values)
@@ -280,8 +286,9 @@ def distance_attention(
     if reach > LARGEST_SCORE[torch.float64]:
         return _by_differences(queries, keys, values, scale)
     working = torch.float64 if reach > LARGEST_SCORE[dtype] else dtype
-    columns = (t.to(working).mT for t in (queries, keys, values))
-    return _fused(*columns, scale).mT.to(dtype)
+    # One memory layout, so that a strided view gives the same bits as its copy.
+    q, k, v = (t.to(working).mT.contiguous() for t in (queries, keys, values))
+    return _fused(q, k, v, scale).mT.to(dtype)
 
 
 def _score_magnitude(queries: Tensor, keys: Tensor, scale: float) -> float:

@@ -7,6 +7,8 @@ the negative entropy (NE, "entropy"), sparsemax weights for half the squared nor
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -29,7 +31,7 @@ class _Sparsemax(torch.autograd.Function):
     """Sparsemax with its exact Jacobian, diag(s) - s s'/|s| on the support s (no saved sort)."""
 
     @staticmethod
-    def forward(ctx, scores: Tensor, dim: int) -> Tensor:
+    def forward(ctx: Any, scores: Tensor, dim: int) -> Tensor:
         # Weights don't change under a common shift; with the maximum at 0 nothing cancels.
         scores = scores - scores.amax(dim, keepdim=True)
         if scores.shape[dim] <= PAIRWISE_LIMIT:
@@ -52,7 +54,7 @@ class _Sparsemax(torch.autograd.Function):
         return (inside - threshold).clamp_min(0).where(support, 0)
 
     @staticmethod
-    def backward(ctx, grad: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         # Plain differentiable operations, so that second derivatives work too.
         (support,) = ctx.saved_tensors
         inside = torch.where(support, grad, 0)

@@ -112,8 +112,8 @@ class TrainingConfig:
         values["plateau_patience"] = check_integer("plateau_patience", self.plateau_patience, 0)
         if self.plateau_factor > 1:
             raise ValueError(f"plateau_factor must be in (0, 1], got {self.plateau_factor}")
-        if isinstance(self.seeds, str) or not hasattr(self.seeds, "__iter__"):
-            raise TypeError(f"seeds must be a sequence of integers, got {self.seeds!r}")
+        if not isinstance(self.seeds, (tuple, list)):
+            raise TypeError(f"seeds must be a tuple or list of integers, got {self.seeds!r}")
         seeds = tuple(check_integer("seeds", seed, 0) for seed in self.seeds)
         if not seeds or len(set(seeds)) < len(seeds):
             raise ValueError(f"seeds must be distinct and at least one, got {self.seeds!r}")
