@@ -45,8 +45,8 @@ class ClusteringTransformer(nn.Module):
     n_features, n_clusters: d and k of the tasks. embedding: "onehot", "binary" or "none".
     inverse_temperature: gamma >= 0; ``math.inf`` is the averaging hardmax (no gradients).
     n_layers: how often Equation 4 is applied. bias: adds a bias to Q, K and V (the paper has none).
-    n_trials: None, or R independent models in one: parameters get a leading axis of length R, and so
-    must points and centers. generator: draws the weights, uniform(-1/sqrt(e), 1/sqrt(e)).
+    n_trials: None, or R independent models in one: parameters get a leading axis of length R, and
+    so must points and centers. generator: draws the weights, uniform(-1/sqrt(e), 1/sqrt(e)).
     backend: how the same numbers are computed. "absorbed" (default) attends over the tokens
     themselves and applies the projections before and after, so that the first layer's attention
     among points costs what d costs, not e; "fused" projects, then attends, in linear memory;
@@ -60,6 +60,9 @@ class ClusteringTransformer(nn.Module):
     """
 
     codes: Tensor
+    query: nn.Parameter
+    key: nn.Parameter
+    value: nn.Parameter
 
     def __init__(
         self,
@@ -132,8 +135,8 @@ class ClusteringTransformer(nn.Module):
         """New centers (..., k, d) of the tasks; input is cast to the parameters' dtype.
 
         points: (..., n, d), centers: (..., k, d); with n_trials=R the leading dimension of both is
-        R (or 1). With ``return_attention`` also, for each layer, the four attention maps (..., n, k),
-        (..., n, n), (..., k, n), (..., k, k), whatever the backend.
+        R (or 1). With ``return_attention`` also, for each layer, the four attention maps
+        (..., n, k), (..., n, n), (..., k, n), (..., k, k), whatever the backend.
 
         Raises ValueError for NaN or infinite entries, other d or k than the model's, k > n, batch
         dimensions that don't broadcast or don't start with the trials.
@@ -302,9 +305,9 @@ def lloyd_transformer(
 
     Exact where each point has a unique nearest center and no cluster goes empty. Where these fail:
     a point that ties between centers counts for none of them, as its code is an average; the center
-    of an empty cluster becomes the mean of the points whose codes are nearest to its own (all points
-    under "onehot"). Duplicate points are harmless. dtype: of weights and output, float32 or float64
-    (default: torch's default).
+    of an empty cluster becomes the mean of the points whose codes are nearest to its own (all
+    points under "onehot"). Duplicate points are harmless. dtype: of weights and output, float32 or
+    float64 (default: torch's default).
 
     Raises ValueError for embedding "none": without codes the update cannot tell centers apart.
     """
@@ -320,6 +323,7 @@ def lloyd_transformer(
         embedding=embedding,
         inverse_temperature=math.inf,
         n_layers=n_layers,
+        generator=torch.Generator(),  # overwritten below; the global one is left alone
     )
     width = model.embedding_dim
     data = torch.diag((torch.arange(width) < n_features).to(torch.get_default_dtype()))

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import torch
 from filelock import FileLock
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save, save_file
@@ -87,6 +88,7 @@ class Run:
             inverse_temperature=config.inverse_temperature,
             n_trials=n_trials if trial is None else None,
             bias=config.bias,
+            generator=torch.Generator(),  # overwritten below; the global one is left alone
         )
         state = self.weights if trial is None else {n: w[trial] for n, w in self.weights.items()}
         model.load_state_dict(state)

@@ -178,7 +178,8 @@ class Trainer:
         self.state = state or initial_state(configs, self.device)
         self.state.tensors = {n: t.to(self.device) for n, t in self.state.tensors.items()}
         self.n_models = len(configs) * len(self.config.seeds)
-        self.model = _model(self.config, n_trials=self.n_models).to(self.device)
+        # Its random weights are overwritten below; the global generator is left alone.
+        self.model = _model(self.config, self.n_models, torch.Generator()).to(self.device)
         self._parameters = dict(self.model.named_parameters())
         with torch.no_grad():
             for name, parameter in self._parameters.items():
