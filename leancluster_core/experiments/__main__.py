@@ -7,8 +7,8 @@ python -m leancluster_core.experiments unpack results.tar
 python -m leancluster_core.experiments claims
 
 A training that was stopped (Ctrl-C, SIGTERM, the time budget, a crash) goes on from its last
-checkpoint when the same command is given again. Exit codes: 0 all done, 2 wrong arguments, 3 out of
-time, 128 + signal stopped.
+checkpoint when the same command is given again. Exit codes: 0 all done, 1 a damaged file,
+2 wrong arguments, 3 out of time, 128 + signal stopped.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ import torch
 from leancluster_core.experiments.config import SCALES, TrainingConfig
 from leancluster_core.experiments.grids import GRIDS, TIMED_FIGURES, figure_configs
 from leancluster_core.experiments.paths import results_root
-from leancluster_core.experiments.store import Store, pack, unpack
+from leancluster_core.experiments.store import CorruptRunError, Store, pack, unpack
 from leancluster_core.experiments.sweep import (
     MODELS_PER_BATCH,
     OutOfTime,
@@ -53,6 +53,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return chosen.run(chosen) or 0
     except ValueError as error:
         parser.error(str(error))
+    except (CorruptRunError, OSError) as error:
+        print(error, file=sys.stderr)
+        return 1
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -259,32 +259,47 @@ def unpack(archive: Path, results: Path) -> tuple[int, int]:
 
     Raises CorruptRunError for a run that is not as it was written, ValueError for other content.
     """
-    name = re.compile(rf"[a-z]+/[0-9a-f]{{16}}/({'|'.join(map(re.escape, RUN_FILES))})")
     results.mkdir(parents=True, exist_ok=True)
     new = old = 0
-    with (
-        tarfile.open(archive) as tar,
-        tempfile.TemporaryDirectory(dir=results, prefix=".unpacking-") as scratch,
-    ):
-        for member in tar:
-            if not member.isfile() or not name.fullmatch(member.name):
-                raise ValueError(f"{archive} must hold runs of a store only, got {member.name!r}")
-            tar.extract(member, scratch, filter="data")
+    with tempfile.TemporaryDirectory(dir=results, prefix=".unpacking-") as scratch:
+        _extract(archive, Path(scratch))
         for folder in sorted(Path(scratch).glob("*/*")):
-            source, target = Store(folder.parent), Store(results / folder.parent.name)
-            values = _read_json(folder / "config.json")
-            config = TrainingConfig.from_dict(values)
-            if config.key != folder.name:
-                raise _corrupt(folder / "config.json", f"is not the config of key {folder.name}")
-            run = source.load(config)
-            assert run is not None  # its folder has its key
-            with target.lock(config):
-                if config in target and (target.has_weights(config) or run.weights is None):
+            run = _read_unpacked(folder, archive)
+            target = Store(results / folder.parent.name)
+            with target.lock(run.config):
+                if run.config in target and (target.has_weights(run.config) or not run.weights):
                     old += 1
-                    continue
-                target.save(run)
-                new += 1
+                else:
+                    target.save(run)
+                    new += 1
     return new, old
+
+
+def _extract(archive: Path, target: Path) -> None:
+    name = re.compile(rf"[a-z]+/[0-9a-f]{{16}}/({'|'.join(map(re.escape, RUN_FILES))})")
+    try:
+        with tarfile.open(archive) as tar:
+            for member in tar:
+                if not member.isfile() or not name.fullmatch(member.name):
+                    raise ValueError(
+                        f"{archive} must hold runs of a store only, got {member.name!r}"
+                    )
+                tar.extract(member, target, filter="data")
+    except tarfile.TarError as error:
+        raise CorruptRunError(f"{archive} cannot be read ({error}); copy it again") from None
+
+
+def _read_unpacked(folder: Path, archive: Path) -> Run:
+    try:
+        config = TrainingConfig.from_dict(_read_json(folder / "config.json"))
+        run = Store(folder.parent).load(config) if config.key == folder.name else None
+    except CorruptRunError as error:
+        raise CorruptRunError(f"{archive} is damaged: {error}") from None
+    if run is None:
+        raise CorruptRunError(
+            f"{archive} is damaged: {folder.name}/config.json has the key {config.key}"
+        )
+    return run
 
 
 def _corrupt(path: Path, what: str) -> CorruptRunError:
