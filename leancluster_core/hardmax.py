@@ -26,7 +26,7 @@ from leancluster_core.distances import (
     _proven_labels,
     _times_power_of_two,
 )
-from leancluster_core.duplicates import Groups, group_equal_rows
+from leancluster_core.groups import Groups, group_equal_rows, sums_by_label
 
 # Rows converted to float64 at once, so that they stay in cache.
 _BLOCK_ROWS = 1 << 14
@@ -41,6 +41,8 @@ def _hardmax_attention(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
     differences, "equal" by all numbers. The result may share memory with ``values``. Unchecked.
     """
     batch_shape = torch.broadcast_shapes(queries.shape[:-2], keys.shape[:-2], values.shape[:-2])
+    if batch_shape.numel() * queries.shape[-2] == 0:
+        return values.new_zeros((*batch_shape, queries.shape[-2], values.shape[-1]))
     among_themselves = _same(queries, keys)
     queries, keys, values = (
         tensor.expand(*batch_shape, -1, -1).reshape(batch_shape.numel(), *tensor.shape[-2:])
@@ -73,11 +75,13 @@ def _group_means(values: Tensor, groups: Groups) -> Tensor:
     columns = values.flatten(0, 1).t()
     if groups.group is None:
         return columns
-    sums = columns.new_zeros((len(columns), len(groups.first)), dtype=torch.float64)
-    for start in range(0, columns.shape[1], _BLOCK_ROWS):
-        rows = slice(start, start + _BLOCK_ROWS)
-        index = groups.group[rows].expand(len(columns), -1)
-        sums.scatter_add_(1, index, columns[:, rows].double())
+    n_groups = len(groups.first)
+    sums = columns.new_zeros((len(columns), n_groups), dtype=torch.float64)
+    size = max(_BLOCK_ROWS, 4 * n_groups)
+    for start in range(0, columns.shape[1], size):
+        rows = slice(start, start + size)
+        block = columns[None, :, rows].double()
+        sums += sums_by_label(block, groups.group[None, rows], n_groups)[0]
     return sums.div_(groups.sizes)
 
 

@@ -27,11 +27,11 @@ from leancluster_core.distances import (
     _center,
     _centered_blocks,
     _decide_by_differences,
-    _proven_labels,
     _out_of_range_exponent,
+    _proven_labels,
     _times_power_of_two,
 )
-from leancluster_core.duplicates import group_equal_rows
+from leancluster_core.groups import group_equal_rows, sums_by_label
 
 EMPTY_RULES = ("keep", "resample", "raise")
 
@@ -145,7 +145,7 @@ def _means(
     n_tasks, n_clusters, n_features = centers.shape
     sums = centers.new_zeros((n_tasks, n_features + 1, n_clusters), dtype=torch.float64)
     for block in blocks:
-        sums[block.tasks] += _sums_by_label(
+        sums[block.tasks] += sums_by_label(
             block.columns, labels[block.tasks, block.rows], n_clusters
         )
     # The last row of each block holds ones: its sum is the number of points.
@@ -153,22 +153,6 @@ def _means(
     means = (totals / counts.clamp_min(1) + shift).to(centers.dtype)
     occupied = counts > 0
     return torch.where(occupied, means, centers), occupied.squeeze(-1)
-
-
-def _sums_by_label(columns: Tensor, labels: Tensor, n_clusters: int) -> Tensor:
-    """Sums (tasks, c, k) of columns (tasks, c, n) that share a label."""
-    if columns.device.type == "cpu":
-        # Long sums lose digits in float32: each stretch of 32 k rows is summed on its own.
-        n_rows, stretch = columns.shape[2], 32 * n_clusters
-        n_sums = -(-n_rows // stretch)
-        if n_sums > 1:
-            labels = labels + n_clusters * (torch.arange(n_rows) // stretch)
-        sums = columns.new_zeros((*columns.shape[:2], n_sums * n_clusters))
-        sums.scatter_add_(2, labels.unsqueeze(1).expand_as(columns), columns)
-        return sums.unflatten(2, (n_sums, n_clusters)).sum(2, dtype=torch.float64)
-    # Elsewhere a scatter adds in no fixed order; a product gives the same bits every time.
-    indices = torch.arange(n_clusters, device=columns.device)
-    return columns @ (labels.unsqueeze(-1) == indices).to(columns.dtype)
 
 
 def _random_points(points: Tensor, centers: Tensor, generator: torch.Generator | None) -> Tensor:

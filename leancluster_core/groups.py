@@ -1,8 +1,9 @@
-"""Groups of equal rows, found in the time of a sort instead of by comparing all pairs.
+"""Groups of equal rows, and sums over the rows of a group.
 
-Rows are equal when all their numbers are (so 0.0 and -0.0 are). Each row is hashed to 64 bits, a
-sort brings equal hashes together, and each row is then compared with the first of its group: the
-answer does not rest on the hash, which only decides how fast it comes.
+Equal rows are found in the time of a sort instead of by comparing all pairs. Rows are equal when
+all of their numbers are (so 0.0 and -0.0 are). Each row is hashed to 64 bits, a sort brings equal
+hashes together, and each row is then compared with the first of its group: the answer doesn't rest
+on the hash, which only decides how fast it comes.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ _BLOCK_ROWS = 1 << 14
 
 _FIRST_COLUMNS = 4
 _SAMPLE_ROWS = 1 << 10
+
+_MOST_LABELS_IN_A_PRODUCT = 1 << 10
 
 
 @dataclass(frozen=True)
@@ -131,3 +134,23 @@ def _group_by_comparison(columns: Tensor) -> Groups:
     rows = torch.arange(len(group), device=columns.device)
     first = rows.new_full((int(group.max()) + 1,), len(group))
     return _in_order(first.scatter_reduce_(0, group, rows, "amin"), rows, group)
+
+
+def sums_by_label(columns: Tensor, labels: Tensor, n_labels: int) -> Tensor:
+    """Sums (tasks, c, n_labels) of the columns (tasks, c, n) that share a label (tasks, n).
+
+    The sums are float64; short ones are made in the columns' dtype, and added up in float64.
+    """
+    n_columns, indices = columns.shape[2], torch.arange(n_labels, device=columns.device)
+    if columns.device.type != "cpu" and n_labels <= _MOST_LABELS_IN_A_PRODUCT:
+        # A scatter adds in no fixed order there; a product gives the same bits every time.
+        return (columns @ (labels.unsqueeze(-1) == indices).to(columns.dtype)).double()
+    # Long sums lose digits: each stretch of 32 n_labels columns is summed on its own.
+    stretch = 32 * n_labels
+    n_sums = -(-n_columns // stretch)
+    if n_sums > 1:
+        position = torch.arange(n_columns, device=columns.device)
+        labels = labels + n_labels * (position // stretch)
+    sums = columns.new_zeros((*columns.shape[:2], n_sums * n_labels))
+    sums.scatter_add_(2, labels.unsqueeze(1).expand_as(columns), columns)
+    return sums.unflatten(2, (n_sums, n_labels)).sum(2, dtype=torch.float64)

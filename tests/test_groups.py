@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from leancluster_core import duplicates
-from leancluster_core.duplicates import group_equal_rows
+from leancluster_core import groups as rooms
+from leancluster_core.groups import group_equal_rows, sums_by_label
 
 DTYPES = (torch.float32, torch.float64)
 
@@ -80,17 +80,33 @@ def test_neighbouring_numbers_have_different_hashes(dtype: torch.dtype) -> None:
     values = torch.cat([powers, -powers, torch.arange(9).to(dtype)]).unique()
     rows = torch.cartesian_prod(values, values, values)
     assert group_equal_rows(rows).group is None
-    assert len(duplicates._hash(rows.t()).unique()) == len(rows)
+    assert len(rooms._hash(rows.t()).unique()) == len(rows)
 
 
 @pytest.mark.parametrize("n_rows", [1, 5, 40])
 def test_a_collision_of_hashes_is_noticed(monkeypatch: pytest.MonkeyPatch, n_rows: int) -> None:
     """With a hash that is the same for all rows the groups are still right."""
     monkeypatch.setattr(
-        duplicates,
+        rooms,
         "_hash",
         lambda columns, salt=0: torch.zeros(columns.shape[1], dtype=torch.int64),
     )
     generator = torch.Generator().manual_seed(0)
     rows = torch.randint(3, (n_rows, 2), generator=generator).double()
     assert found_groups(rows) == dictionary_groups(rows)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("n_labels", [1, 3, 50, 5000])
+def test_sums_by_label_are_those_of_a_loop(dtype: torch.dtype, n_labels: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    columns = torch.rand(2, 3, 1000, generator=generator, dtype=torch.float64).to(dtype)
+    labels = torch.randint(n_labels, (2, 1000), generator=generator)
+    found = sums_by_label(columns, labels, n_labels)
+    assert found.dtype == torch.float64 and found.shape == (2, 3, n_labels)
+    for task in range(2):
+        for label in (0, n_labels // 2, n_labels - 1):
+            expected = columns[task][:, labels[task] == label].double().sum(1)
+            torch.testing.assert_close(
+                found[task, :, label], expected, rtol=8 * torch.finfo(dtype).eps, atol=0
+            )
