@@ -38,7 +38,7 @@ _build/html/.complete: $(TEXT) $(PAGES) book/generated/claims.md | $(ENVIRONMENT
 	@touch $@
 
 book/generated/claims.md: book/claims.yml notebooks/assets.yml $(PAGES) \
-		leancluster_core/experiments/claims_page.py | $(ENVIRONMENT)
+		leancluster_core/experiments/claims_page.py $(wildcard results/verdicts/*.json) | $(ENVIRONMENT)
 	$(BIN)/python -m leancluster_core.experiments.claims_page $@
 
 book/%.ipynb book/generated/%/run.json: notebooks/%.py $(PACKAGE) constraints.txt | $(ENVIRONMENT)

@@ -194,6 +194,11 @@ def _number(value: Any) -> str:
     return f"{value:.3f}".rstrip("0").rstrip(".") if isinstance(value, float) else str(value)
 
 
+def _moment(value: float) -> str:
+    """A step or a time, or "never"."""
+    return f"{value:.4g}" if math.isfinite(value) else "never"
+
+
 def judge(values: Mapping[str, float], holds: Callable[[float], bool], what: str) -> Finding:
     """Does every value pass? The figures list up to eight, else the range and what fails."""
     failing = [name for name, value in values.items() if not holds(value)]
@@ -367,7 +372,7 @@ def _(curves: Curves) -> Finding:
     for r in BOTH:
         oh, bn = (curves.beats_lloyd_at(e, r, **_SMALL_TAU) for e in CODES)
         holds &= oh < bn
-        texts.append(f"{REGULARIZER_LABELS[r]} OH {_number(oh)}, BN {_number(bn)}")
+        texts.append(f"{REGULARIZER_LABELS[r]} OH {_moment(oh)}, BN {_moment(bn)}")
     return Finding(holds, f"first step with rel < 1: {'; '.join(texts)}")
 
 
@@ -489,7 +494,7 @@ def _(curves: Curves) -> Finding:
             for rate in (0.001, 0.01)
         ]
         steps &= first[0] > first[1]
-        texts.append(f"{name} {_number(first[0])} after {_number(first[1])}")
+        texts.append(f"{name} {_moment(first[0])} after {_moment(first[1])}")
     return both(
         judge(correlations, _below(-0.9), "Spearman(step, median loss) at eta=0.001"),
         Finding(steps, f"first step with rel < 1, eta=0.001 after eta=0.01: {', '.join(texts)}"),
@@ -677,7 +682,7 @@ def _(curves: Curves) -> Finding:
             ends.append(float(timed.iloc[-1]))
         holds &= times[1] > times[0] and max(ends) < 1
         texts.append(
-            f"n={n} OH {times[0]:.1f}, BN {times[1]:.1f} (rel {_number(ends[0])}, "
+            f"n={n} OH {_moment(times[0])}, BN {_moment(times[1])} (rel {_number(ends[0])}, "
             f"{_number(ends[1])})"
         )
     return Finding(holds, f"seconds to rel < 1: {'; '.join(texts)}")

@@ -82,7 +82,7 @@ def figure_runs(
     weights: bool = False,
     taking_turns: bool = False,
 ) -> list[Run]:
-    """The runs of configs from ``results/<scale>``; what is not there is trained now and kept.
+    """The runs of configs, each once, from ``results/<scale>``; what is not there is trained now.
 
     Before that, a line on stderr says how many are stored, how many train, and about how long.
     weights: runs kept for their history alone are trained again. taking_turns: train so that
@@ -92,6 +92,7 @@ def figure_runs(
     """
     check_choice("scale", scale, SCALES)
     check_flag("paper_on_cpu", paper_on_cpu)
+    configs = list(dict.fromkeys(configs))
     store = Store(results_root() / scale)
     left = missing(configs, store, weights=weights)
     if left:
@@ -111,7 +112,7 @@ def curve_frame(runs: Iterable[Run]) -> pd.DataFrame:
     """All histories in one tidy frame: a row a config, trial and evaluation.
 
     Columns: the fields of the config and its task that a figure may vary ("initial_learning_rate"
-    for the config's, since the history's "learning_rate" falls), the run's "key", and the history's.
+    for the config's, since the history's "learning_rate" falls), the run's "key", the history.
     """
     return pd.concat([_labelled(run) for run in runs], ignore_index=True)
 

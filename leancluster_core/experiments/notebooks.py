@@ -20,6 +20,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from leancluster_core.experiments.claims import publish_verdicts
 from leancluster_core.experiments.parameters import convert_parameters, read_parameters
 from leancluster_core.experiments.paths import project_root
 
@@ -46,7 +47,8 @@ def run_notebook(
     ``notebooks/X.py`` becomes ``book/X.ipynb`` and saves into ``book/generated/X``; at scale
     "smoke" both go to ``_build/smoke``. With ``output``, and for a source elsewhere, it saves into
     the folder of the same name beside the ``.ipynb``. Nothing changes at either place before the
-    last cell has run.
+    last cell has run. Verdicts of a run into the book, with no other parameter changed than the
+    scale, go into the ledger.
 
     Raises ValueError for an unknown parameter or a value of another type, before anything runs, and
     RuntimeError naming the cell that failed; what ran until then lies in ``_build/failed``.
@@ -67,6 +69,10 @@ def run_notebook(
     elif "output_dir" not in defaults:
         saved = None
 
+    # The ledger is about the paper's parameters: an ablation says nothing of a claim.
+    changed = any(values[name] != defaults[name] for name in values if name != "scale")
+    for_ledger = own_folder.parent == project_root() / "book" / "generated" and not changed
+
     page.parent.mkdir(parents=True, exist_ok=True)
     draft = Path(tempfile.mkdtemp(prefix=f".{source.stem}-", dir=page.parent))
     try:
@@ -85,6 +91,8 @@ def run_notebook(
             _keep(draft / "saved", saved, page, record)
         (draft / page.name).write_text(text, encoding="utf-8")
         os.replace(draft / page.name, page)
+        if for_ledger:
+            publish_verdicts(source.stem, own_folder / "verdicts.json")
     finally:
         shutil.rmtree(draft, ignore_errors=True)
     return page

@@ -124,7 +124,7 @@ def page_commit() -> str:
     root = project_root()
     if not (root / ".git").exists():
         return "unknown"
-    made_of = ["--", "notebooks", "leancluster_core", "results"]
+    made_of = ["--", "notebooks", "leancluster_core", "results", ":!results/verdicts"]
     try:
         name = _git(root, "log", "-1", "--format=%h", "--abbrev=10", *made_of)
         changed = _git(root, "status", "--porcelain", *made_of)

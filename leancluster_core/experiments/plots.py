@@ -58,6 +58,7 @@ SETTING_TITLES = {
     "initial_learning_rate": r"$\eta$ = {}",
     "inverse_temperature": r"$\gamma$ = {}",
     "family": "{}",
+    "clipping": "{}",
     "train_family": "trained on {}",
     "test_family": "tested on {}",
     "panel": "{}",
@@ -260,7 +261,8 @@ def plot_convergence(
     for pair, below in zip(axes[::2], blocks, strict=True):
         for ax, panel in zip(pair, panels, strict=True):
             ax.set_title(_title([*columns, *rows], [*panel, *below]))
-    _finish_x(axes, VALUE_LABELS.get(x, x))
+    # Steps are the same in all rows; times are not.
+    _finish_x(axes, VALUE_LABELS.get(x, x), every=len(axes) if x == "step" else 2)
     extra = [Line2D([], [], color="black", linestyle=":", linewidth=1.2, label="one Lloyd step")]
     _add_legend(figure, _model_handles(frame) + extra, lost, frame["trial"].nunique(), scale)
     return figure
@@ -402,6 +404,8 @@ def _scale_row(axes: Sequence[Axes], *, log: bool, shared: bool) -> None:
         ax.set_ylim(low, high)
         if log:
             _label_log_axis(ax, low, high)
+        elif high >= 1e5:  # matplotlib would write a common factor into the title
+            ax.yaxis.set_major_formatter(FuncFormatter(_log_tick))
 
 
 def _label_log_axis(ax: Axes, low: float, high: float) -> None:
@@ -420,23 +424,27 @@ def _label_log_axis(ax: Axes, low: float, high: float) -> None:
 def _log_tick(value: float, position: int | None = None) -> str:
     if 1e-3 <= value < 1e5:
         return f"{value:g}"
+    if value <= 0:  # a locator may offer ticks outside of the axis
+        return ""
     exponent = math.floor(math.log10(value) + 1e-9)
-    factor = round(value / 10.0**exponent)
-    times = "" if factor == 1 else rf"{factor}\cdot"
+    factor = f"{value / 10.0**exponent:.3g}"
+    times = "" if factor == "1" else rf"{factor}\cdot"
     return rf"${times}10^{{{exponent}}}$"
 
 
-def _finish_x(axes: np.ndarray, label: str) -> None:
-    """Labels on the bottom row only, and few enough ticks to read."""
+def _finish_x(axes: np.ndarray, label: str, every: int | None = None) -> None:
+    """Labels on the bottom row only, or below ``every`` so many; and few enough ticks to read."""
     n_columns = axes.shape[1]
     for ax in axes.flat:
         ax.xaxis.set_major_locator(MaxNLocator(6 if n_columns < 4 else 4, steps=[1, 2, 5, 10]))
         ax.xaxis.set_major_formatter(FuncFormatter(_thousands))
         ax.margins(x=0.02)
-    for ax in axes[:-1].flat:
-        ax.tick_params(labelbottom=False)
-    for ax in axes[-1]:
-        ax.set_xlabel(label)
+    labelled = range((every or len(axes)) - 1, len(axes), every or len(axes))
+    for row, its_axes in enumerate(axes):
+        for ax in its_axes:
+            ax.tick_params(labelbottom=row in labelled)
+            if row in labelled:
+                ax.set_xlabel(label)
 
 
 def _thousands(value: float, position: int | None = None) -> str:

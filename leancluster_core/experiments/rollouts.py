@@ -13,7 +13,7 @@ from torch import Tensor
 from leancluster_core.checks import check_integer, check_points_and_centers
 from leancluster_core.experiments.evaluation import multi_step
 from leancluster_core.experiments.store import Run
-from leancluster_core.lloyd import lloyd
+from leancluster_core.kmeans import lloyd
 from leancluster_core.losses import kmeans_loss
 
 

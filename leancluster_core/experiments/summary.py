@@ -25,9 +25,9 @@ SHORT_NAMES = {
 def final_losses(frame: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:
     """Relative loss at the end of training: one row a setting (columns ``by``) and curve.
 
-    frame: of :func:`grids.curve_frame`. Columns median, lower, upper (quartiles over the trials that
-    end with a finite loss; NaN without one), n_trials, n_finite, n_steps and seconds (spent in the
-    training steps of the run's whole batch). A trial that ends early counts as not finite.
+    frame: of :func:`grids.curve_frame`. Columns median, lower, upper (quartiles over the trials
+    that end with a finite loss; NaN without one), n_trials, n_finite, n_steps and seconds (spent in
+    the training steps of the run's whole batch). A trial that ends early counts as not finite.
     """
     rows = []
     keys = [*by, "embedding", "regularizer", "key"]
@@ -85,15 +85,14 @@ def describe_ends(frame: pd.DataFrame, by: Sequence[str]) -> Shown:
     """Where the curves end, in words: how many below Lloyd's step, the best, the worst."""
     losses = final_losses(frame, by)
     losses["curve"] = [_label(row) for row in losses.to_dict("records")]
-    lines = []
-    for curve, rows in losses.groupby("curve", sort=False):
-        below = int((rows["median"] < 1).sum())
-        lines.append(f"{curve} in {below}" if len(rows) > 1 else f"{curve}: {below}")
     n_settings = len(losses.drop_duplicates(list(by))) if by else 1
-    n_below = int((losses["median"] < 1).sum())
+    below = losses["median"] < 1
+    counts = [
+        f"{curve} in {n}" for curve, n in below.groupby(losses["curve"], sort=False).sum().items()
+    ]
     text = (
-        f"At the end of training {n_below} of the {len(losses)} curves lie below one step of "
-        f"Lloyd's algorithm; of the {n_settings} settings, {', '.join(lines)}. "
+        f"At the end of training {below.sum()} of {len(losses)} curves lie below one step of "
+        f"Lloyd's algorithm: of {n_settings} settings, {', '.join(counts)}. "
     )
     finite = losses.dropna(subset=["median"])
     if len(finite):

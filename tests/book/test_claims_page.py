@@ -1,48 +1,37 @@
 """The claims page: every claim once, its verdict or "not run", nothing typed by hand."""
 
-import json
 import re
 from pathlib import Path
 
 import pytest
 import yaml
 
-from leancluster_core.experiments.claims_page import (
-    SCORE_ENDS,
-    collect_verdicts,
-    pages_in_contents,
-    render,
-)
+from leancluster_core.experiments.claims import Claim, Verdict, ledger, write_verdicts
+from leancluster_core.experiments.claims_page import SCORE_ENDS, pages_in_contents, render
+from leancluster_core.experiments.criteria import REMARKS
 
 ROOT = Path(__file__).parents[2]
-CLAIMS = yaml.safe_load((ROOT / "book" / "claims.yml").read_text())
 ASSETS = yaml.safe_load((ROOT / "notebooks" / "assets.yml").read_text())
-
-
-def verdict(claim="F2-beats", verdict="reproduced", **others):
-    return {"id": claim, "verdict": verdict, "scale": "paper", "figures": "rel 0.93 < 1"} | others
-
-
-def saved(folder, notebook, *verdicts):
-    (folder / notebook).mkdir()
-    (folder / notebook / "verdicts.json").write_text(json.dumps(verdicts))
 
 
 def row(page, claim):
     return re.search(rf'<tr id="{claim}">.*?</tr>', page, re.DOTALL)[0]
 
 
-def test_every_claim_stands_once_with_its_criterion():
-    page = render(CLAIMS, ASSETS, {}, [])
-    assert re.findall(r'<tr id="([^"]+)">', page).sort() == [c["id"] for c in CLAIMS].sort()
-    assert page.count("<tr id=") == len(CLAIMS) == 72
-    assert all("not run</span>" in row(page, claim["id"]) for claim in CLAIMS)
+def test_every_claim_stands_once_with_its_criterion(tmp_path):
+    claims = ledger(tmp_path)
+    page = render(claims, ASSETS, [])
+    assert sorted(re.findall(r'<tr id="([^"]+)">', page)) == sorted(c.id for c, _ in claims)
+    assert page.count("<tr id=") == len(claims) == 72
+    assert all("not run</span>" in row(page, claim.id) for claim, _ in claims)
     assert "|rel_OH - rel_BN| &lt; 0.05 at tau=0.1" in row(page, "F2-same-end")
 
 
 def test_a_verdict_is_shown_with_its_figures_and_counted(tmp_path):
-    saved(tmp_path, "fig02", verdict(), verdict("F2-na", "not reproduced", figures="rel 0.99"))
-    page = render(CLAIMS, ASSETS, collect_verdicts(CLAIMS, tmp_path), [])
+    beats = Verdict("F2-beats", "reproduced", "paper", "rel 0.93 < 1")
+    fails = Verdict("F2-na", "not reproduced", "laptop", "rel 0.99")
+    write_verdicts([beats, fails], tmp_path / "fig02.json")
+    page = render(ledger(tmp_path), ASSETS, [])
     assert "verdict-reproduced" in row(page, "F2-beats")
     assert "rel 0.93 &lt; 1 <em>(paper scale)</em>" in row(page, "F2-beats")
     assert "verdict-not-reproduced" in row(page, "F2-na")
@@ -57,31 +46,26 @@ def test_a_verdict_is_shown_with_its_figures_and_counted(tmp_path):
     ]
 
 
-def test_claims_are_grouped_by_section_and_linked_to_pages_that_there_are():
-    page = render(CLAIMS, ASSETS, {}, ["fig02"])
+def test_an_ill_posed_criterion_stands_unchanged_with_the_wording_we_propose(tmp_path):
+    page = render(ledger(tmp_path), ASSETS, [])
+    for claim, _ in ledger(tmp_path):
+        assert ("Ill-posed:" in row(page, claim.id)) == (claim.id in REMARKS)
+    assert "Spearman(k, rel) &gt; 0.8 for BN and not for OH" in row(page, "F15a-bn")
+    assert "rel at k=25 above rel at k=6" in row(page, "F15a-bn")
+
+
+def test_claims_are_grouped_by_section_and_linked_to_pages_that_there_are(tmp_path):
+    page = render(ledger(tmp_path), ASSETS, ["fig02"])
     sections = re.findall(r"^## (.+)$", page, re.MULTILINE)
     assert sections == list(dict.fromkeys(about["section"] for about in ASSETS.values()))
     assert f"### [{ASSETS['fig02']['title']}](fig02.ipynb)" in page
     assert f"### {ASSETS['fig03']['title']}\n" in page
 
 
-@pytest.mark.parametrize(
-    ("verdicts", "says"),
-    [
-        ([verdict("F99-x")], "claims.yml has no claim 'F99-x'"),
-        ([verdict(verdict="works")], "verdict of F2-beats must be one of 'reproduced'"),
-        ([verdict(), verdict()], "F2-beats has a verdict already"),
-    ],
-)
-def test_a_wrong_ledger_is_refused_with_the_file(tmp_path, verdicts, says):
-    saved(tmp_path, "fig02", *verdicts)
-    with pytest.raises(ValueError, match=f"verdicts.json: {says}"):
-        collect_verdicts(CLAIMS, tmp_path)
-
-
 def test_a_claim_of_an_unknown_asset_is_refused():
+    pair = Claim("X", "fig99", "", ""), Verdict("X", "not run", "-", "no notebook")
     with pytest.raises(ValueError, match="no asset 'fig99'"):
-        render([{"id": "X", "asset": "fig99", "claim": "", "criterion": ""}], ASSETS, {}, [])
+        render([pair], ASSETS, [])
 
 
 def test_pages_are_those_of_the_contents(tmp_path):
