@@ -594,7 +594,7 @@ def literal_layer(
             tokens @ weight[:, index].mT
             for tokens, weight in ((queries, query), (keys, key), (keys, value))
         )
-        distances = (q.unsqueeze(2) - k.unsqueeze(1)).square().sum(-1)
+        distances = q.square().sum(-1)[:, :, None] + k.square().sum(-1)[:, None] - 2 * q @ k.mT
         return torch.softmax(-scale * distances, -1) @ v
 
     updated = points + attend(0, points, centers) + attend(1, points, points)

@@ -12,10 +12,13 @@ symbols (from which the arrows of Table 2 are computed).
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from numbers import Real
 from typing import Any, NamedTuple
 
+import numpy as np
+import pandas as pd
 from torch import Tensor
 
 from leancluster_core.checks import check_choice, check_integer, check_number
@@ -345,6 +348,68 @@ def model_stability_sharp(
     return max(constants, key=lambda constant: constant.log10)
 
 
+# --- Table 2: the arrows -------------------------------------------------------------------------
+
+# How the paper says that a larger term moves a bound that has it.
+STATED_DIRECTIONS = {
+    "m": "+",
+    "m'": "-",
+    "rho": "+",
+    "rho'": "+",
+    "G1": "+",
+    "G2": "+",
+    "gamma": "+",
+    "d_emb": "-",
+}
+
+ONE_ATTENTION: dict[str, Callable[[AttentionTerms], Any]] = {
+    "delta (I.4)": score_dispersion,
+    "kappa2 (I.5)": value_stability,
+    "kappa3 (I.6)": query_stability,
+    "kappa4 (I.7)": key_stability,
+    "kappa5 (I.8)": key_token_stability,
+}
+
+
+def directions(n_grid: int = 2000, seed: int = 0) -> pd.DataFrame:
+    """Table 2 computed: the sign of each bound's derivative by each term that it has.
+
+    One row a bound and term: columns bound, term, derivative (of the bound's logarithm), computed
+    ("+", "-", or "?" if sympy cannot tell), grid (the sign at ``n_grid`` random values of all
+    terms, from 0.01 to 100; "mixed" if it varies) and stated (the paper's).
+    """
+    import sympy
+
+    symbols = {name: sympy.Symbol(name, positive=True) for name in STATED_DIRECTIONS}
+    m, m_keys, rho, rho_keys, g1, g2, gamma, width = symbols.values()
+    terms = AttentionTerms(m, m_keys, rho, rho_keys, g1, g2, gamma, width)
+    values = 10 ** np.random.default_rng(seed).uniform(-2, 2, (len(symbols), n_grid))
+    rows = []
+    for bound, function in ONE_ATTENTION.items():
+        found = function(terms)
+        constant = found if isinstance(found, Constant) else Constant(found)
+        for name, symbol in symbols.items():
+            factor, exponent = (sympy.sympify(part) for part in constant)
+            if not (factor.has(symbol) or exponent.has(symbol)):
+                continue
+            derivative = factor.diff(symbol) / factor + exponent.diff(symbol)
+            derivative = sympy.simplify(sympy.nsimplify(derivative))
+            at = sympy.lambdify(list(symbols.values()), derivative)
+            signs = set(np.sign(np.broadcast_to(at(*values), n_grid)))
+            known = derivative.is_positive, derivative.is_negative
+            rows.append(
+                {
+                    "bound": bound,
+                    "term": name,
+                    "derivative": str(derivative),
+                    "computed": "+" if known[0] else "-" if known[1] else "?",
+                    "grid": {1.0: "+", -1.0: "-"}.get(signs.pop()) if len(signs) == 1 else "mixed",
+                    "stated": STATED_DIRECTIONS[name],
+                }
+            )
+    return pd.DataFrame(rows)
+
+
 # --- Lemma I.2: the loss -------------------------------------------------------------------------
 
 
@@ -357,16 +422,23 @@ def loss_stability(
     value_norm: float,
     penalty: float,
     spread: float,
+    regularizer: str = "entropy",
 ) -> Constant:
     """Lemma I.2: kappa1 = 4 n (1 + G2)^2 sqrt(d_E) (1 + 4 (1 + G2)^4 d_E omega / tau), for the
-    change of one task's smoothed loss (NE) under a change of the centers (sum of Euclidean norms),
-    with omega = e^(spread / tau) / k and spread the difference of the largest and the smallest
-    squared distance."""
+    change of one task's smoothed loss under a change of the centers (sum of Euclidean norms).
+
+    omega = e^(spread / tau) / k for NE, spread the difference of the largest and the smallest
+    squared distance. For L2 the specification has no omega; 2 - 2/k is the largest absolute column
+    sum of sparsemax's Jacobian (ours).
+    """
     tau = check_number("penalty", penalty, 0.0, above=True)
     spread = check_number("spread", spread, 0.0)
+    check_choice("regularizer", regularizer, REGULARIZERS)
     d_e = center_square_norm(n_features, n_clusters, embedding)
-    weights = softmax_stability(n_clusters, spread / tau)
-    return _loss_constant(n_points, d_e, value_norm, weights, tau)
+    omega = Constant(2 - 2 / n_clusters)
+    if regularizer == "entropy":
+        omega = softmax_stability(n_clusters, spread / tau)
+    return _loss_constant(n_points, d_e, value_norm, omega, tau)
 
 
 def _loss_constant(
