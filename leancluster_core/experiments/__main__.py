@@ -14,14 +14,11 @@ checkpoint when the same command is given again. Exit codes: 0 all done, 1 a dam
 from __future__ import annotations
 
 import argparse
-import multiprocessing
 import os
 import signal
 import sys
-import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +35,7 @@ from leancluster_core.experiments.sweep import (
     expected_time,
     missing,
     plan_batches,
+    process_pool,
     train_all,
 )
 from leancluster_core.experiments.training import resolve_device
@@ -151,7 +149,9 @@ def _train(chosen: argparse.Namespace) -> int:
         raise ValueError(f"the paper's scale on a CPU needs --paper-on-cpu ({needed} on one core)")
     if not chosen.minutes > 0:
         raise ValueError(f"--minutes must be in (0, inf], got {chosen.minutes:g}")
-    workers = chosen.workers or (1 if device.type == "cuda" else os.cpu_count() or 1)
+    workers = chosen.workers
+    if workers is None:
+        workers = 1 if device.type == "cuda" else os.cpu_count() or 1
     if workers < 1:
         raise ValueError(f"--workers must be at least 1, got {workers}")
     store, started = _store(chosen), time.monotonic()
@@ -168,7 +168,8 @@ def _train(chosen: argparse.Namespace) -> int:
                     torch.set_num_threads(1)
                 train_all(configs, minutes=chosen.minutes, **options)
             else:
-                _train_with_pool(workers, configs, minutes=chosen.minutes, **options)
+                with process_pool(workers) as executor:
+                    train_all(configs, executor=executor, minutes=chosen.minutes, **options)
         for figure in timed:
             _train_timed(figure, chosen, store, chosen.minutes - (time.monotonic() - started) / 60)
     except (OutOfTime, Stopped) as stop:
@@ -204,34 +205,6 @@ def _shard(
         raise ValueError(f"--shard must be I/N with I in [1, N], got {shard!r}")
     batches = plan_batches(configs, MODELS_PER_BATCH[device.type])
     return [config for batch in batches[int(index) - 1 :: int(count)] for config in batch]
-
-
-def _train_with_pool(workers: int, configs: list[TrainingConfig], **options: Any) -> None:
-    # Spawned, not forked: a fork of a process that has used torch's threads can hang.
-    pool = ProcessPoolExecutor(
-        workers, multiprocessing.get_context("spawn"), initializer=end_with_parent
-    )
-    with pool as executor:
-        try:
-            train_all(configs, executor=executor, **options)
-        except BaseException:
-            for worker in multiprocessing.active_children():
-                worker.terminate()  # a request: the worker saves a checkpoint first
-            raise
-
-
-def end_with_parent() -> None:
-    """Let this worker stop, at a checkpoint, when the process that started it is gone."""
-    parent = multiprocessing.parent_process()
-
-    def watch() -> None:
-        if parent is not None:
-            parent.join()
-            while True:  # the first signal stops the training, the next the idle worker
-                os.kill(os.getpid(), signal.SIGTERM)
-                time.sleep(5)
-
-    threading.Thread(target=watch, daemon=True).start()
 
 
 def _pack(chosen: argparse.Namespace) -> None:

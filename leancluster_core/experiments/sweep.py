@@ -8,12 +8,14 @@ checkpoints let a run that was killed go on from where it was.
 from __future__ import annotations
 
 import math
+import multiprocessing
+import os
 import signal
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Executor, Future, as_completed
+from concurrent.futures import Executor, Future, ProcessPoolExecutor, as_completed
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -224,7 +226,7 @@ def _train_on(
             root = str(store.root.absolute())
             arguments = (values, root, device, weights, deadline, NUMERICS_VERSION)
             futures[executor.submit(_train_in_worker, *arguments)] = batch
-            report(batch, 0.0, "submitted")
+            report(batch, 0.0, "waiting for the workers")
         for future in as_completed(futures):
             error = future.exception()
             if error is None:
@@ -240,6 +242,38 @@ def _train_on(
     errors.sort(key=lambda error: isinstance(error, (OutOfTime, Stopped)))
     if errors:
         raise errors[0]
+
+
+@contextmanager
+def process_pool(workers: int) -> Iterator[Executor]:
+    """Worker processes of this machine for :func:`train_all`, one torch thread each.
+
+    Workers stop at a checkpoint when an exception leaves the block, and when this process dies.
+    """
+    workers = check_integer("workers", workers, 1)
+    # Spawned, not forked: a fork of a process that has used torch's threads can hang.
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(workers, context, initializer=_end_with_parent) as executor:
+        try:
+            yield executor
+        except BaseException:
+            for worker in multiprocessing.active_children():
+                worker.terminate()  # a request: the worker saves a checkpoint first
+            raise
+
+
+def _end_with_parent() -> None:
+    """Let this worker stop, at a checkpoint, when the process that started it is gone."""
+    parent = multiprocessing.parent_process()
+
+    def watch() -> None:
+        if parent is not None:
+            parent.join()
+            while True:  # the first signal stops the training, the next the idle worker
+                os.kill(os.getpid(), signal.SIGTERM)
+                time.sleep(5)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def _train_in_worker(
