@@ -120,7 +120,7 @@ class Store:
         folder = self.folder(config)
         facts = _read_json(folder / "provenance.json")
         checksums = facts.pop("sha256", None)
-        if not isinstance(checksums, dict) or not set(RUN_FILES[:2]) <= set(checksums):
+        if not isinstance(checksums, dict) or not set(RUN_FILES[:3]) <= set(checksums):
             raise _corrupt(folder / "provenance.json", "holds no checksums")
         for name, expected in checksums.items():
             path = folder / name
