@@ -31,7 +31,7 @@ book: _build/html/.complete
 	@echo "The book: _build/html/index.html"
 
 # Always from an empty folder: Sphinx repeats no warning of a page that it has cached.
-_build/html/.complete: $(TEXT) $(PAGES) book/generated/claims.md | $(ENVIRONMENT)
+_build/html/.complete: $(TEXT) $(PAGES) book/generated/claims.md book/generated/results.md | $(ENVIRONMENT)
 	rm -rf _build/html _build/.doctrees _build/jupyter_execute
 	$(BIN)/jupyter-book build . --toc book/_toc.yml -q -W -n --keep-going
 	$(BIN)/python book/check_html.py _build/html
@@ -40,6 +40,10 @@ _build/html/.complete: $(TEXT) $(PAGES) book/generated/claims.md | $(ENVIRONMENT
 book/generated/claims.md: book/claims.yml notebooks/assets.yml $(PAGES) \
 		leancluster_core/experiments/claims_page.py $(wildcard results/verdicts/*.json) | $(ENVIRONMENT)
 	$(BIN)/python -m leancluster_core.experiments.claims_page $@
+
+book/generated/results.md: $(PAGES) $(wildcard results/*/*/provenance.json) \
+		leancluster_core/experiments/results_page.py | $(ENVIRONMENT)
+	$(BIN)/python -m leancluster_core.experiments.results_page $@
 
 book/%.ipynb book/generated/%/run.json: notebooks/%.py $(PACKAGE) constraints.txt | $(ENVIRONMENT)
 	$(RUN) $<

@@ -30,7 +30,7 @@ from leancluster_core.experiments.criteria import (
     Missing,
 )
 from leancluster_core.experiments.pages import Shown
-from leancluster_core.experiments.paths import project_root, results_root
+from leancluster_core.experiments.paths import project_root
 
 REPRODUCED = "reproduced"
 REDUCED = "reproduced at reduced scale"
@@ -186,7 +186,7 @@ def read_verdicts(path: Path, claims: Sequence[Claim]) -> list[Verdict]:
 
 def published_folder() -> Path:
     """Where the tracked verdicts are: ``results/verdicts/<asset>.json``."""
-    return results_root() / "verdicts"
+    return project_root() / "results" / "verdicts"
 
 
 def publish_verdicts(asset: str, saved: Path, folder: Path | None = None) -> bool:

@@ -1,5 +1,6 @@
 """Where the project's files are, from wherever a notebook or a command is started."""
 
+import os
 from pathlib import Path
 
 import leancluster_core
@@ -12,5 +13,9 @@ def project_root() -> Path:
 
 
 def results_root() -> Path:
-    """Folder of the run store that the project tracks: ``results/<scale>/<key>/``."""
-    return project_root() / "results"
+    """Folder of runs, ``<scale>/<key>/`` in it: the project's ``results``, which is tracked.
+
+    The environment variable LEANCLUSTER_RESULTS names another one: a larger disk, a trial.
+    """
+    elsewhere = os.environ.get("LEANCLUSTER_RESULTS")
+    return Path(elsewhere).expanduser() if elsewhere else project_root() / "results"
