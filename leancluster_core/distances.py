@@ -28,8 +28,8 @@ from torch import Tensor
 from leancluster_core.checks import check_points_and_centers
 
 # Scores held at once: large enough that a kernel's overhead does not count, small enough that the
-# passes over them stay in cache. The second limit keeps float32 sums over a block accurate.
-_BLOCK_SCORES = 1 << 19
+# passes over them stay in cache.
+_BLOCK_BYTES = 1 << 21
 _BLOCK_ROWS = 1 << 13
 
 _CENTER_ROWS = 1 << 12
@@ -135,9 +135,9 @@ def _centered_blocks(points: Tensor, shift: Tensor, n_clusters: int) -> Iterator
     # The bound above does not hold for products in TF32 or bfloat16.
     precise = torch.get_float32_matmul_precision() == "highest"
     dtype = points.dtype if precise else torch.float64
-    width = max(n_clusters, n_features + 1)
-    n_rows = min(n_points, _BLOCK_ROWS, max(1, _BLOCK_SCORES // (64 * width)) * 64)
-    n_together = max(1, _BLOCK_SCORES // (width * n_rows)) if n_rows == n_points else 1
+    n_columns = _BLOCK_BYTES // (dtype.itemsize * max(n_clusters, n_features + 1))
+    n_rows = min(n_points, _BLOCK_ROWS, max(64, n_columns // 64 * 64))
+    n_together = max(1, n_columns // n_rows) if n_rows == n_points else 1
     for task in range(0, n_tasks, n_together):
         tasks = slice(task, task + n_together)
         for row in range(0, n_points, n_rows):
@@ -157,30 +157,37 @@ def _proven_labels(
     """Labels (tasks, n) of points (tasks, n, d), whose centered blocks are given, and for which of
     them the bound leaves open whether they are right (tasks, n); those are 0."""
     (n_tasks, n_points, n_features), n_clusters = points.shape, centers.shape[-2]
-    labels = points.new_zeros((n_tasks, n_points), dtype=torch.int64)
-    undecided = torch.zeros_like(labels, dtype=torch.bool)
     if n_clusters == 1:
-        return labels, undecided
+        labels = points.new_zeros((n_tasks, n_points), dtype=torch.int64)
+        return labels, labels.bool()
     epsilon = (2 * n_features + 16) * torch.finfo(points.dtype).eps
-    count_and_index = points.new_ones((2, n_clusters))
-    count_and_index[1] = torch.arange(n_clusters)
+    # The code of center j is k + j. A sum of codes is below 2 k if and only if it is of one center.
+    codes = torch.arange(n_clusters, 2 * n_clusters, dtype=points.dtype, device=points.device)
+    code_sums = points.new_empty((n_tasks, n_points))
     centered = centers - shift
     squares = centered.square().sum(-1, keepdim=True)
     reach = squares.amax(-2, keepdim=True).sqrt()
     factors = -2 * centered
+    memory = None
     for block in blocks:
         tasks, rows, columns = block.tasks, block.rows, block.columns
-        scores = torch.baddbmm(  # (tasks, k, rows)
-            squares[tasks].to(columns), factors[tasks].to(columns), columns[:, :-1]
+        shape = (columns.shape[0], n_clusters, columns.shape[2])
+        if memory is None:  # the first block is the largest; new memory for each costs page faults
+            memory = columns.new_empty(math.prod(shape))
+        scores = torch.baddbmm(
+            squares[tasks].to(columns),
+            factors[tasks].to(columns),
+            columns[:, :-1],
+            out=memory[: math.prod(shape)].view(shape),
         )
         near_enough = (block.norms + reach[tasks]).square_().mul_(epsilon)
         near_enough += scores.amin(-2, keepdim=True)
         # 1 where a center may be the nearest, else 0. Written over the scores, as floats: five
         # times faster than booleans, and what happens to it next is a product.
         near = torch.le(scores, near_enough, out=scores)
-        found = count_and_index.to(columns) @ near  # (tasks, 2, rows)
-        labels[tasks, rows] = found[:, 1].to(torch.int64)
-        undecided[tasks, rows] = found[:, 0] != 1
+        code_sums[tasks, rows] = codes.to(columns) @ near
+    undecided = code_sums >= 2 * n_clusters
+    labels = code_sums.to(torch.int64).sub_(n_clusters)
     return labels.masked_fill_(undecided, 0), undecided
 
 
@@ -221,7 +228,8 @@ def _exact_distances(
     """
     tasks, rows = chosen.nonzero(as_tuple=True)
     centers_first = centers.permute(2, 1, 0).contiguous()  # (d, k, tasks)
-    size = max(1, _BLOCK_SCORES // (centers.shape[1] * (width or centers.shape[2])))
+    per_row = centers.shape[1] * (width or centers.shape[2]) * centers.itemsize
+    size = max(1, _BLOCK_BYTES // per_row)
     for task, row in zip(tasks.split(size), rows.split(size), strict=True):
         candidates = centers_first if centers.shape[0] == 1 else centers_first[..., task]
         yield task, row, _sum_of_squares(points[task, row].t().unsqueeze(1), candidates)

@@ -141,16 +141,18 @@ def sums_by_label(columns: Tensor, labels: Tensor, n_labels: int) -> Tensor:
 
     The sums are float64; short ones are made in the columns' dtype, and added up in float64.
     """
-    n_columns, indices = columns.shape[2], torch.arange(n_labels, device=columns.device)
     if columns.device.type != "cpu" and n_labels <= _MOST_LABELS_IN_A_PRODUCT:
         # A scatter adds in no fixed order there; a product gives the same bits every time.
+        indices = torch.arange(n_labels, device=columns.device)
         return (columns @ (labels.unsqueeze(-1) == indices).to(columns.dtype)).double()
     # Long sums lose digits: each stretch of 32 n_labels columns is summed on its own.
     stretch = 32 * n_labels
-    n_sums = -(-n_columns // stretch)
-    if n_sums > 1:
-        position = torch.arange(n_columns, device=columns.device)
-        labels = labels + n_labels * (position // stretch)
-    sums = columns.new_zeros((*columns.shape[:2], n_sums * n_labels))
-    sums.scatter_add_(2, labels.unsqueeze(1).expand_as(columns), columns)
-    return sums.unflatten(2, (n_sums, n_labels)).sum(2, dtype=torch.float64)
+    whole = columns.shape[2] // stretch * stretch
+    total = columns.new_zeros((*columns.shape[:2], n_labels), dtype=torch.float64)
+    for part, length in ((slice(whole), stretch), (slice(whole, None), columns.shape[2] - whole)):
+        if length:
+            terms = columns[..., part].unflatten(2, (-1, length))
+            index = labels[:, None, part].unflatten(2, (-1, length)).expand_as(terms)
+            sums = columns.new_zeros((*terms.shape[:3], n_labels)).scatter_add_(3, index, terms)
+            total += sums.sum(2, dtype=torch.float64)
+    return total
