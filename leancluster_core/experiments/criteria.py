@@ -137,6 +137,11 @@ REMARKS: dict[str, tuple[str, str]] = {
         "for d = 1 and 2 the saving at k = 4d is 64% and 75%, whatever is trained",
         "... ; > 75% at k=4d for every d >= 3",
     ),
+    "F2-monotone": (
+        "a curve that converges early ranks the noise of its plateau: fast learning fails it",
+        "Spearman(step, median loss) < -0.9 over the steps up to the first within 5% of the final "
+        "loss, for all OH/BN curves",
+    ),
     "F15a-bn": (
         "four values of k allow the rank correlations 1, 0.8, 0.6, ... only, so > 0.8 means "
         "strictly increasing, however little, and one exchange of neighbours decides",

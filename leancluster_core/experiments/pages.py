@@ -28,6 +28,11 @@ class Shown:
         return dict(self.data), {"leancluster": dict(self.metadata)}
 
 
+def show_text(markdown: str) -> Shown:
+    """A paragraph whose numbers a cell computed, as Markdown on the page."""
+    return Shown({"text/markdown": markdown, "text/plain": markdown})
+
+
 def save_figure(figure: Any, output_dir: str, name: str, *, caption: str, alt: str) -> Shown:
     """Save a matplotlib figure as ``<output_dir>/<name>.svg`` and return it for display.
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from leancluster_core.checks import check_integer, check_points_and_centers
+from leancluster_core.experiments.config import EMBEDDING_LABELS, REGULARIZER_LABELS
 from leancluster_core.experiments.evaluation import multi_step
 from leancluster_core.experiments.store import Run
 from leancluster_core.kmeans import lloyd
@@ -77,6 +78,23 @@ def scikit_learn_frame(points: Tensor, centers: Tensor, n_iterations: int) -> pd
             "step": range(n_iterations + 1),
             "log_loss": steps,
         }
+    )
+
+
+def describe_rollout(rollouts: pd.DataFrame, lloyd: pd.DataFrame) -> str:
+    """Where rollouts end, in words: Lloyd's last log loss, and the models' medians over trials."""
+    n_iterations = int(rollouts["step"].max())
+    end = float(lloyd.loc[lloyd["step"] == n_iterations, "log_loss"].iloc[0])
+    last = rollouts[rollouts["step"] == n_iterations]
+    curves = last.groupby(["embedding", "regularizer"], sort=False)["log_loss"].median()
+    ends = {
+        f"{EMBEDDING_LABELS[e]}:{REGULARIZER_LABELS[r]}": value for (e, r), value in curves.items()
+    }
+    below = [name for name, value in ends.items() if value < end]
+    listed = ", ".join(f"{name} {value:.2f}" for name, value in ends.items())
+    return (
+        f"After {n_iterations} steps Lloyd is at {end:.2f}, the models (median over trials) at "
+        f"{listed}. Below Lloyd: {', '.join(below) or 'none of them'}."
     )
 
 

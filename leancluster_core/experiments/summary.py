@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from leancluster_core.experiments.config import EMBEDDING_LABELS, REGULARIZER_LABELS
-from leancluster_core.experiments.pages import Shown
+from leancluster_core.experiments.pages import Shown, show_text
 
 # Column headings of settings in tables, and their names in sentences.
 SHORT_NAMES = {
@@ -108,7 +108,7 @@ def describe_ends(frame: pd.DataFrame, by: Sequence[str]) -> Shown:
             for _, row in lost.iterrows()
         )
         text += f" Trials without a finite loss at the end: {names}."
-    return Shown({"text/markdown": text, "text/plain": text})
+    return show_text(text)
 
 
 def convergence_alt(frame: pd.DataFrame, by: Sequence[str]) -> str:

@@ -9,7 +9,12 @@ from sklearn.datasets import load_iris
 
 from leancluster_core import TaskDistribution, kmeans_loss, rescale_to_unit_cube
 from leancluster_core.experiments import TrainingConfig
-from leancluster_core.experiments.rollouts import lloyd_frame, rollout_frame, scikit_learn_frame
+from leancluster_core.experiments.rollouts import (
+    describe_rollout,
+    lloyd_frame,
+    rollout_frame,
+    scikit_learn_frame,
+)
 from leancluster_core.experiments.store import Run
 from leancluster_core.experiments.training import train
 
@@ -61,6 +66,16 @@ def test_a_rollout_that_leaves_the_numbers_is_infinite(run):
     frame = rollout_frame([Run(run.config, run.history, huge, {})], points, centers, 3)
     assert math.isfinite(frame["log_loss"].iloc[0])
     assert math.isinf(frame["log_loss"].iloc[3])
+
+
+def test_words_compare_the_medians_with_lloyd(run):
+    points, centers = iris()
+    frame, lloyd = rollout_frame([run], points, centers, 2), lloyd_frame(points, centers, 2)
+    middle = frame[frame["step"] == 2]["log_loss"].median()
+    text = describe_rollout(frame, lloyd)
+    assert f"After 2 steps Lloyd is at {lloyd['log_loss'].iloc[-1]:.2f}" in text
+    assert f"BN:L2 {middle:.2f}. Below Lloyd: none of them." in text
+    assert "Below Lloyd: BN:L2." in describe_rollout(frame, lloyd.assign(log_loss=99.0))
 
 
 def test_wrong_input_is_refused(run):
