@@ -29,7 +29,7 @@ from leancluster_core.checks import check_points_and_centers
 
 # Scores held at once: large enough that a kernel's overhead does not count, small enough that the
 # passes over them stay in cache.
-_BLOCK_BYTES = 1 << 21
+_BLOCK_BYTES = 1 << 22
 _BLOCK_ROWS = 1 << 13
 
 _CENTER_ROWS = 1 << 12
