@@ -13,27 +13,26 @@
 # %% [markdown]
 # # Figure 2: learning one step
 #
-# The construction of Theorem 2.1 is exact, but nobody would find it by looking at data. So the paper
-# asks the practical question: does plain gradient descent, from random weights, find *some* layer
-# that moves centers as well as a step of Lloyd's algorithm does?
+# The construction of Theorem 2.1 is exact, but nobody would find it by looking at data. So the
+# paper asks the practical question: does plain gradient descent, from random weights, find *some*
+# layer that moves centres as well as a step of Lloyd's algorithm does?
 #
 # A layer is trained on random tasks to lower a smooth upper bound of the k-means loss. Two numbers
 # are followed. The *smoothed training loss* is what Adam minimises. The *relative validation loss*
 # is what we want: the k-means loss after the model's step, divided by the loss after one step of
-# Lloyd's algorithm from the same centers, averaged over tasks (Equation 20). Below 1 the model's step
-# is the better one.
+# Lloyd's algorithm from the same centres, averaged over tasks (Equation 20). Below 1 the model's
+# step is the better one.
 #
-# Six curves recur through this book. The first half of a name says how a center is marked: OH with a
-# one-hot code, BN with a binary one, NA not at all. The second says how the minimum over
-# centers is smoothed: NE with the entropy (softmax weights), L2 with the squared norm (sparsemax
-# weights).
+# Six curves recur through this book. The first half of a name says how a centre is marked: OH with
+# a one-hot code, BN with a binary one, NA not at all. The second says how the minimum over centres
+# is smoothed: NE with the entropy (softmax weights), L2 with the squared norm (sparsemax weights).
 
 # %% [markdown]
 # ## Parameters
 #
 # These are the paper's values; a scale below `paper` has fewer points, steps and trials (see
-# {ref}`scales`). Panel (a) varies the penalty $\tau$ of the smoothing, panel (b) the dimension
-# $d$. Change a list, and you have a new ablation.
+# {ref}`scales`). Panel (a) varies the penalty $\tau$ of the smoothing, panel (b) the dimension $d$.
+# Change a list, and you have a new ablation.
 
 # %% tags=["parameters"]
 scale = "laptop"
@@ -78,17 +77,28 @@ check_parameters(
 # %% [markdown]
 # ## The runs
 #
-# `grid` makes the settings, `curve_configs` the six curves of each, and `figure_runs` takes them from
-# `results/`, or trains what is not there. All curves of a trial see the same training and
+# `grid` makes the settings, `curve_configs` the six curves of each, and `figure_runs` takes them
+# from `results/`, or trains what is not there. All curves of a trial see the same training and
 # validation tasks.
 
 # %%
-from leancluster_core.experiments.grids import curve_configs, curve_frame, figure_runs, grid
+from leancluster_core.experiments.grids import (
+    curve_configs,
+    curve_frame,
+    figure_runs,
+    grid,
+)
 
-shared = {"n_clusters": n_clusters, "n_steps": n_steps, "learning_rate": learning_rate}
+shared = {
+    "n_clusters": n_clusters,
+    "n_steps": n_steps,
+    "learning_rate": learning_rate,
+}
 settings = grid(n_features=n_features, penalty=penalties, **shared)
 settings += grid(n_features=n_features_b, penalty=penalty_b, **shared)
-configs = curve_configs(settings, embeddings=embeddings, regularizers=regularizers, scale=scale)
+configs = curve_configs(
+    settings, embeddings=embeddings, regularizers=regularizers, scale=scale
+)
 runs = figure_runs(configs, scale, paper_on_cpu=paper_on_cpu)
 frame = curve_frame(runs)
 
@@ -96,9 +106,21 @@ frame = curve_frame(runs)
 # ## The figure
 
 # %% tags=["hide-input"]
-from leancluster_core.experiments.pages import provenance_card, save_figure, save_table
-from leancluster_core.experiments.plots import curve_caption, plot_convergence, plot_rollouts
-from leancluster_core.experiments.summary import convergence_alt, describe_ends, final_table
+from leancluster_core.experiments.pages import (
+    provenance_card,
+    save_figure,
+    save_table,
+)
+from leancluster_core.experiments.plots import (
+    curve_caption,
+    plot_convergence,
+    plot_rollouts,
+)
+from leancluster_core.experiments.summary import (
+    convergence_alt,
+    describe_ends,
+    final_table,
+)
 
 panels = ["penalty", "n_features"]
 curves = [*panels, "embedding", "regularizer"]
@@ -109,7 +131,9 @@ save_figure(
     caption=r"Learning one step: the effect of the penalty $\tau$ (left pair) and of the dimension $d$ "
     "(right pair). Above the smoothed training loss, below the validation loss relative to one step of "
     f"Lloyd's algorithm (dotted). $k$ = {n_clusters}, $n$ = {frame['n_points'].max()}, normal clusters. "
-    + curve_caption(frame, ["training_loss", "relative_loss"], by=curves, scale=scale),
+    + curve_caption(
+        frame, ["training_loss", "relative_loss"], by=curves, scale=scale
+    ),
     alt=convergence_alt(frame, panels),
 )
 
@@ -128,16 +152,20 @@ save_table(
 )
 
 # %% [markdown]
-# The two losses need not agree: with a large penalty the smoothed loss is a loose bound, and lowering
-# it may even raise the loss that counts. The entropy never gives a center weight zero, so its bound
-# stays loose as long as $\tau$ is not small; the squared norm gives the far centers weight zero and
-# is tight wherever one center is nearer than all others by more than $\tau$.
+# The two losses need not agree: with a large penalty the smoothed loss is a loose bound, and
+# lowering it may even raise the loss that counts. The entropy never gives a centre weight zero, so
+# its bound stays loose as long as $\tau$ is not small; the squared norm gives the far centres
+# weight zero and is tight wherever one centre is nearer than all others by more than $\tau$.
+#
+# The rule that halves the learning rate watches the validation loss. Where that rises, it halves
+# the rate again and again, until training stands still: the level part of such a curve is as much
+# the rule's doing as the loss's.
 #
 # ## The claims
 #
 # Each criterion was fixed before anything was run. Ours is a smaller experiment at the scales
-# `smoke` and `laptop`: with a quarter of the points a cluster has fewer of them to show where its mean is, and after
-# three tenths of the steps the learning rate has hardly begun to fall.
+# `smoke` and `laptop`: with a quarter of the points a cluster has fewer of them to show where its
+# mean is, and three tenths of the steps are too few for the curves that learn late.
 
 # %% tags=["hide-input"]
 from leancluster_core.experiments.claims import evaluate_claims, save_verdicts
@@ -148,10 +176,11 @@ save_verdicts(evaluate_claims("fig02", frame, scale=scale), output_dir)
 # ## Twenty steps on data that nobody made for this
 #
 # Trained on invented mixtures in four dimensions, a layer can be applied to any four measurements.
-# Fisher's irises {cite:p}`fisher1936` have four: the lengths and widths of sepals and petals of 150 flowers. We map them into the unit
-# cube, choose six flowers as initial centers, several times, and let the models trained with
-# $\tau = 0.1$ take twenty steps: each step's centers enter the layer anew. Beside them run our own Lloyd and
-# scikit-learn's, from the same centers. No figure of the paper shows this.
+# Fisher's irises {cite:p}`fisher1936` have four: the lengths and widths of sepals and petals of 150
+# flowers. We map them into the unit cube, choose six flowers as initial centres, several times, and
+# let the models trained with $\tau = 0.1$ take twenty steps: each step's centres enter the layer
+# anew. Beside them run our own Lloyd and scikit-learn's, from the same centres. No figure of the
+# paper shows this.
 
 # %%
 import torch
@@ -169,14 +198,22 @@ from leancluster_core.experiments.rollouts import (
 from leancluster_core.experiments.streams import random_stream
 
 iris = torch.tensor(load_iris().data, dtype=torch.float32)
-flowers = torch.unique(iris, dim=0)  # two flowers are alike, and a task needs distinct centers
+# Two flowers are alike, and initial centers must differ.
+flowers = torch.unique(iris, dim=0)
 draw = random_stream(PAPER_SEEDS[0], "evaluation")
-chosen = [torch.randperm(len(flowers), generator=draw)[:n_clusters] for _ in range(n_starts)]
-points, centers = rescale_to_unit_cube(iris.expand(n_starts, -1, -1), flowers[torch.stack(chosen)])
+chosen = [
+    torch.randperm(len(flowers), generator=draw)[:n_clusters]
+    for _ in range(n_starts)
+]
+points, centers = rescale_to_unit_cube(
+    iris.expand(n_starts, -1, -1), flowers[torch.stack(chosen)]
+)
 
 of_iris = grid(n_features=iris.shape[1], penalty=0.1, **shared)
 trained = figure_runs(
-    curve_configs(of_iris, embeddings=embeddings, regularizers=regularizers, scale=scale),
+    curve_configs(
+        of_iris, embeddings=embeddings, regularizers=regularizers, scale=scale
+    ),
     scale,
     paper_on_cpu=paper_on_cpu,
     weights=True,
@@ -192,9 +229,12 @@ save_figure(
     plot_rollouts(rollouts, baselines=pd.concat([lloyd, judge]), scale=scale),
     output_dir,
     "fig02_iris",
-    caption=f"Iris from {n_starts} sets of {n_clusters} initial centers: log k-means loss, mean over the sets. "
-    + curve_caption(rollouts, ["log_loss"], by=["embedding", "regularizer"], scale=scale),
-    alt="Log k-means loss on iris, step by step. " + describe_rollout(rollouts, lloyd),
+    caption=f"Iris from {n_starts} sets of {n_clusters} initial centres: log k-means loss, mean over the sets. "
+    + curve_caption(
+        rollouts, ["log_loss"], by=["embedding", "regularizer"], scale=scale
+    ),
+    alt="Log k-means loss on iris, step by step. "
+    + describe_rollout(rollouts, lloyd),
 )
 
 # %% tags=["hide-input"]
@@ -204,15 +244,16 @@ show_text(
 )
 
 # %% [markdown]
-# Training tasks have every feature scaled to the unit cube by itself, and their clusters are round. The
-# irises are scaled as a whole, so that their clusters stay what they are, and they fill only a part of the cube; and their
-# features go together. A model that does worse here than in validation has met
-# tasks unlike those that it learned from, not only more steps.
+# Training tasks have every feature scaled to the unit cube by itself, and their clusters are round.
+# The irises are scaled as a whole, so that their clusters stay what they are, and they fill only a
+# part of the cube; and their features go together. A model that does worse here than in validation
+# has met tasks unlike those that it learned from, not only more steps.
 
 # %% [markdown]
 # ## What to change
 #
-# - `penalties = [1.0, 0.5, 0.25, 0.1, 0.05]`: is there a penalty that is too small? {doc}`fig10` has four values.
+# - `penalties = [1.0, 0.5, 0.25, 0.1, 0.05]`: is there a penalty that is too small? {doc}`fig10`
+#   has four values.
 # - `n_features_b = [2, 4, 8, 16, 32]`: where does the lead of the one-hot code end?
 # - `learning_rate = 0.03`: faster at the same quality? {doc}`fig11` asks this for four rates.
 #

@@ -13,13 +13,13 @@
 # %% [markdown]
 # # Figure 4: families of tasks
 #
-# What is learned may depend on what is learned from. The paper trains on mixtures of five families. Four
-# of them, normal, gumbel, laplace and lognormal, have a mean and a variance; cauchy has neither. After
-# the features of a task are scaled to the unit cube, a few far points of a cauchy task span the cube, and
-# all the others crowd into a corner of it.
+# What is learned may depend on what is learned from. The paper trains on mixtures of five families.
+# Four of them, normal, gumbel, laplace and lognormal, have a mean and a variance; cauchy has
+# neither. After the features of a task are scaled to the unit cube, a few far points of a cauchy
+# task span the cube, and all the others crowd into a corner of it.
 #
-# Larger tasks than in {doc}`fig02`: 32 dimensions and ten clusters, with a large penalty and with a small
-# one.
+# Larger tasks than in {doc}`fig02`: 32 dimensions and ten clusters, with a large penalty and with a
+# small one.
 
 # %% [markdown]
 # ## Parameters
@@ -62,10 +62,16 @@ check_parameters(
 # %% [markdown]
 # ## The runs
 #
-# Six curves a setting, from `results/` or trained now; runs that other figures share are trained once.
+# Six curves a setting, from `results/` or trained now; runs that other figures share are trained
+# once.
 
 # %%
-from leancluster_core.experiments.grids import curve_configs, curve_frame, figure_runs, grid
+from leancluster_core.experiments.grids import (
+    curve_configs,
+    curve_frame,
+    figure_runs,
+    grid,
+)
 
 settings = grid(
     penalty=penalties,
@@ -74,7 +80,9 @@ settings = grid(
     n_clusters=n_clusters,
     n_steps=n_steps,
 )
-configs = curve_configs(settings, embeddings=embeddings, regularizers=regularizers, scale=scale)
+configs = curve_configs(
+    settings, embeddings=embeddings, regularizers=regularizers, scale=scale
+)
 runs = figure_runs(configs, scale, paper_on_cpu=paper_on_cpu)
 frame = curve_frame(runs)
 
@@ -82,9 +90,17 @@ frame = curve_frame(runs)
 # ## The figure
 
 # %% tags=["hide-input"]
-from leancluster_core.experiments.pages import provenance_card, save_figure, save_table
+from leancluster_core.experiments.pages import (
+    provenance_card,
+    save_figure,
+    save_table,
+)
 from leancluster_core.experiments.plots import curve_caption, plot_convergence
-from leancluster_core.experiments.summary import convergence_alt, describe_ends, final_table
+from leancluster_core.experiments.summary import (
+    convergence_alt,
+    describe_ends,
+    final_table,
+)
 
 panels = ["penalty", "family"]
 save_figure(
@@ -118,20 +134,20 @@ save_table(
 )
 
 # %% [markdown]
-# Training and validation tasks are of the same family here; how a model does on another family than its
-# own is the question of Figure 8.
+# Training and validation tasks are of the same family here; how a model does on another family than
+# its own is the question of Figure 8.
 #
-# Why cauchy is different the paper leaves open, with a suspicion: the smoothed loss is a loose bound
-# where outliers set the scale. A few far points span the cube, all others lie close together, and for
-# these nearly all centers are about equally near: within $\tau$ of each other, so that the smoothed loss
-# does not tell them apart. Figure 5 measures how loose the bound is.
+# Why cauchy is different the paper leaves open, with a suspicion: the smoothed loss is a loose
+# bound where outliers set the scale. A few far points span the cube, all others lie close together,
+# and for these nearly all centres are about equally near: within $\tau$ of each other, so that the
+# smoothed loss does not tell them apart. Figure 5 measures how loose the bound is.
 
 # %% [markdown]
 # ## The claims
 #
-# At scale `laptop` a cauchy task has a quarter of the points, so its outliers lie less far out than the
-# paper's: if anything cauchy is easier here. The other families change less. Three tenths of the steps is
-# what separates most of our curves from the paper's.
+# At scale `laptop` a cauchy task has a quarter of the points, so its outliers lie less far out than
+# the paper's: if anything cauchy is easier here. The other families change less. Three tenths of
+# the steps is what separates most of our curves from the paper's.
 
 # %% tags=["hide-input"]
 from leancluster_core.experiments.claims import evaluate_claims, save_verdicts
@@ -141,8 +157,8 @@ save_verdicts(evaluate_claims("fig04", frame, scale=scale), output_dir)
 # %% [markdown]
 # ## What to change
 #
-# - `families = ["normal", "cauchy"]` with `penalties = [0.1, 0.01, 0.001]`: does a penalty in proportion
-#   to cauchy's small distances help?
+# - `families = ["normal", "cauchy"]` with `penalties = [0.1, 0.01, 0.001]`: does a penalty in
+#   proportion to cauchy's small distances help?
 # - `n_features = 4`: fewer dimensions, fewer outliers in a task.
 # - In a copy, `grid(scale=[0.05, 0.1, 0.2], ...)` varies how far the clusters overlap.
 

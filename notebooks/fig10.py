@@ -13,14 +13,14 @@
 # %% [markdown]
 # # Figure 10: the penalty
 #
-# The penalty $\tau$ decides how smooth the training loss is. The smoothed loss of a point weighs its
-# centers by softmax or sparsemax of $-r/\tau$, with $r$ the squared distances (see {doc}`fig02`). A large
-# $\tau$ spreads the weights: the loss is easy to descend and a loose bound of what we want. A small one
-# concentrates them on the nearest center: the bound is tight, and flat for every center that is not the
-# nearest.
+# The penalty $\tau$ decides how smooth the training loss is. The smoothed loss of a point weighs
+# its centres by softmax or sparsemax of $-r/\tau$, with $r$ the squared distances (see
+# {doc}`fig02`). A large $\tau$ spreads the weights: the loss is easy to descend and a loose bound
+# of what we want. A small one concentrates them on the nearest centre: the bound is tight, and flat
+# for every centre that is not the nearest.
 #
-# The paper compares four values in four dimensions and in 32. Squared distances grow with the dimension,
-# so the same $\tau$ smooths less at $d=32$.
+# The paper compares four values in four dimensions and in 32. Squared distances grow with the
+# dimension, so the same $\tau$ smooths less at $d=32$.
 
 # %% [markdown]
 # ## Parameters
@@ -60,13 +60,23 @@ check_parameters(
 # %% [markdown]
 # ## The runs
 #
-# Six curves a setting, from `results/` or trained now; runs that other figures share are trained once.
+# Six curves a setting, from `results/` or trained now; runs that other figures share are trained
+# once.
 
 # %%
-from leancluster_core.experiments.grids import curve_configs, curve_frame, figure_runs, grid
+from leancluster_core.experiments.grids import (
+    curve_configs,
+    curve_frame,
+    figure_runs,
+    grid,
+)
 
-settings = grid(n_features=n_features, penalty=penalties, n_clusters=n_clusters, n_steps=n_steps)
-configs = curve_configs(settings, embeddings=embeddings, regularizers=regularizers, scale=scale)
+settings = grid(
+    n_features=n_features, penalty=penalties, n_clusters=n_clusters, n_steps=n_steps
+)
+configs = curve_configs(
+    settings, embeddings=embeddings, regularizers=regularizers, scale=scale
+)
 runs = figure_runs(configs, scale, paper_on_cpu=paper_on_cpu)
 frame = curve_frame(runs)
 
@@ -74,9 +84,17 @@ frame = curve_frame(runs)
 # ## The figure
 
 # %% tags=["hide-input"]
-from leancluster_core.experiments.pages import provenance_card, save_figure, save_table
+from leancluster_core.experiments.pages import (
+    provenance_card,
+    save_figure,
+    save_table,
+)
 from leancluster_core.experiments.plots import curve_caption, plot_convergence
-from leancluster_core.experiments.summary import convergence_alt, describe_ends, final_table
+from leancluster_core.experiments.summary import (
+    convergence_alt,
+    describe_ends,
+    final_table,
+)
 
 panels = ["n_features", "penalty"]
 save_figure(
@@ -111,15 +129,15 @@ save_table(
 
 # %% [markdown]
 # Smoothed losses with different penalties are different functions, so the upper row compares curves
-# within a panel, and only the lower row compares panels. The k-means loss in the lower row has no penalty
-# in it.
+# within a panel, and only the lower row compares panels. The k-means loss in the lower row has no
+# penalty in it.
 
 # %% [markdown]
 # ## The claims
 #
-# The number of points cancels in the relative loss, so it is the number of steps that makes our runs
-# smaller than the paper's in what matters here. Small penalties, which learn later, lose more by it than
-# large ones.
+# The number of points cancels in the relative loss, so it is the number of steps that makes our
+# runs smaller than the paper's in what matters here. Small penalties, which learn later, lose more
+# by it than large ones.
 
 # %% tags=["hide-input"]
 from leancluster_core.experiments.claims import evaluate_claims, save_verdicts
@@ -130,9 +148,10 @@ save_verdicts(evaluate_claims("fig10", frame, scale=scale), output_dir)
 # ## What to change
 #
 # - `penalties = [1.0, 0.1, 0.01, 0.001]`: where does a penalty get too small to learn with?
-# - `n_features = [4, 8, 16, 32]` with `penalties = [1.0]`: at which dimension does $\tau=1$ begin to do?
-# - An annealed penalty, which the paper leaves open, needs a change of `training.py`: the penalty enters
-#   the objective for each model.
+# - `n_features = [4, 8, 16, 32]` with `penalties = [1.0]`: at which dimension does $\tau=1$ begin
+#   to do?
+# - An annealed penalty, which the paper leaves open, needs a change of `training.py`: the penalty
+#   enters the objective for each model.
 
 # %% tags=["hide-input"]
 provenance_card(scale, runs)

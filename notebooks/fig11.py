@@ -13,13 +13,14 @@
 # %% [markdown]
 # # Figure 11: the learning rate
 #
-# All other experiments start Adam with the rate $\eta=0.01$. Is that a lucky choice? The paper tries four
-# rates, three orders of magnitude apart, in four and in 32 dimensions, for half as many steps.
+# All other experiments start Adam with the rate $\eta=0.01$. Is that a lucky choice? The paper
+# tries four rates, three orders of magnitude apart, in four and in 32 dimensions, for half as many
+# steps.
 #
-# Adam's steps don't depend on the size of the gradient, so $\eta$ is about how far a weight moves in a
-# step. Weights start in $\pm 1/\sqrt{d_\mathrm{emb}}$, between 0.16 and 0.5 here: $\eta=1$ overwrites
-# them at the first step. The rate is halved whenever the relative validation loss has not improved for
-# more than five evaluations.
+# Adam's steps don't depend on the size of the gradient, so $\eta$ is about how far a weight moves
+# in a step. Weights start in $\pm 1/\sqrt{d_\mathrm{emb}}$, between 0.16 and 0.5 here: $\eta=1$
+# overwrites them at the first step. The rate is halved whenever the relative validation loss has
+# not improved for more than five evaluations.
 
 # %% [markdown]
 # ## Parameters
@@ -61,10 +62,16 @@ check_parameters(
 # %% [markdown]
 # ## The runs
 #
-# Six curves a setting, from `results/` or trained now; runs that other figures share are trained once.
+# Six curves a setting, from `results/` or trained now; runs that other figures share are trained
+# once.
 
 # %%
-from leancluster_core.experiments.grids import curve_configs, curve_frame, figure_runs, grid
+from leancluster_core.experiments.grids import (
+    curve_configs,
+    curve_frame,
+    figure_runs,
+    grid,
+)
 
 settings = grid(
     n_features=n_features,
@@ -73,7 +80,9 @@ settings = grid(
     n_clusters=n_clusters,
     n_steps=n_steps,
 )
-configs = curve_configs(settings, embeddings=embeddings, regularizers=regularizers, scale=scale)
+configs = curve_configs(
+    settings, embeddings=embeddings, regularizers=regularizers, scale=scale
+)
 runs = figure_runs(configs, scale, paper_on_cpu=paper_on_cpu)
 frame = curve_frame(runs)
 
@@ -81,13 +90,23 @@ frame = curve_frame(runs)
 # ## The figure
 
 # %% tags=["hide-input"]
-from leancluster_core.experiments.pages import provenance_card, save_figure, save_table
+from leancluster_core.experiments.pages import (
+    provenance_card,
+    save_figure,
+    save_table,
+)
 from leancluster_core.experiments.plots import curve_caption, plot_convergence
-from leancluster_core.experiments.summary import convergence_alt, describe_ends, final_table
+from leancluster_core.experiments.summary import (
+    convergence_alt,
+    describe_ends,
+    final_table,
+)
 
 panels = ["n_features", "initial_learning_rate"]
 save_figure(
-    plot_convergence(frame, rows=["n_features"], columns=["initial_learning_rate"], scale=scale),
+    plot_convergence(
+        frame, rows=["n_features"], columns=["initial_learning_rate"], scale=scale
+    ),
     output_dir,
     "fig11_learning_rate",
     caption=r"The initial learning rate $\eta$ (columns) in two dimensions $d$. Above the smoothed training loss, below the "
@@ -117,16 +136,16 @@ save_table(
 )
 
 # %% [markdown]
-# A rate that is too large need not diverge for good: the plateau rule halves it until training settles.
-# What it costs then is the steps that were spent until there, and where in the landscape the weights were
-# thrown.
+# A rate that is too large need not diverge for good: the plateau rule halves it until training
+# settles. What it costs then is the steps that were spent until there, and where in the landscape
+# the weights were thrown.
 
 # %% [markdown]
 # ## The claims
 #
-# With 1500 steps instead of 5000 at scale `laptop`, the smallest rate moves a weight by about 1.5 at
-# most, and the largest has time for fewer halvings. Both ends of the grid look worse here than they would
-# at the paper's scale.
+# With 1500 steps instead of 5000 at scale `laptop`, the smallest rate moves a weight by about 1.5
+# at most, and the largest has time for fewer halvings. Both ends of the grid look worse here than
+# they would at the paper's scale.
 
 # %% tags=["hide-input"]
 from leancluster_core.experiments.claims import evaluate_claims, save_verdicts
@@ -138,7 +157,8 @@ save_verdicts(evaluate_claims("fig11", frame, scale=scale), output_dir)
 #
 # - `learning_rates = [0.003, 0.01, 0.03]`: how wide is the good range?
 # - `n_steps = 20000`: does the smallest rate catch up?
-# - In a copy, `grid(gradient_clipping=1.0, ...)`, or `plateau_factor=1.0` for a rate that stays what it is.
+# - In a copy, `grid(gradient_clipping=1.0, ...)`, or `plateau_factor=1.0` for a rate that stays
+#   what it is.
 
 # %% tags=["hide-input"]
 provenance_card(scale, runs)

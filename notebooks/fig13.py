@@ -13,11 +13,11 @@
 # %% [markdown]
 # # Figure 13: the number of points
 #
-# Attention averages, so more points should make the averages steadier and change little else. The paper
-# varies the number of points of a task, in four and in 32 dimensions.
+# Attention averages, so more points should make the averages steadier and change little else. The
+# paper varies the number of points of a task, in four and in 32 dimensions.
 #
-# A model's weights don't know how many points there are: one trained with 512 can be applied to 128 (this
-# is Figure 12). Here each model is trained and validated with the same number.
+# A model's weights don't know how many points there are: one trained with 512 can be applied to 128
+# (this is Figure 12). Here each model is trained and validated with the same number.
 
 # %% [markdown]
 # ## Parameters
@@ -59,10 +59,16 @@ check_parameters(
 # %% [markdown]
 # ## The runs
 #
-# Six curves a setting, from `results/` or trained now; runs that other figures share are trained once.
+# Six curves a setting, from `results/` or trained now; runs that other figures share are trained
+# once.
 
 # %%
-from leancluster_core.experiments.grids import curve_configs, curve_frame, figure_runs, grid
+from leancluster_core.experiments.grids import (
+    curve_configs,
+    curve_frame,
+    figure_runs,
+    grid,
+)
 
 settings = grid(
     n_features=n_features,
@@ -71,7 +77,9 @@ settings = grid(
     n_clusters=n_clusters,
     n_steps=n_steps,
 )
-configs = curve_configs(settings, embeddings=embeddings, regularizers=regularizers, scale=scale)
+configs = curve_configs(
+    settings, embeddings=embeddings, regularizers=regularizers, scale=scale
+)
 runs = figure_runs(configs, scale, paper_on_cpu=paper_on_cpu)
 frame = curve_frame(runs)
 
@@ -79,9 +87,17 @@ frame = curve_frame(runs)
 # ## The figure
 
 # %% tags=["hide-input"]
-from leancluster_core.experiments.pages import provenance_card, save_figure, save_table
+from leancluster_core.experiments.pages import (
+    provenance_card,
+    save_figure,
+    save_table,
+)
 from leancluster_core.experiments.plots import curve_caption, plot_convergence
-from leancluster_core.experiments.summary import convergence_alt, describe_ends, final_table
+from leancluster_core.experiments.summary import (
+    convergence_alt,
+    describe_ends,
+    final_table,
+)
 
 panels = ["n_features", "n_points"]
 save_figure(
@@ -116,15 +132,15 @@ save_table(
 
 # %% [markdown]
 # The smoothed loss is a sum over points, so it doubles with $n$; the relative loss is comparable
-# throughout. Lloyd's step, by which it is divided, gets better with more points too: its means have less
-# noise.
+# throughout. Lloyd's step, by which it is divided, gets better with more points too: its means have
+# less noise.
 
 # %% [markdown]
 # ## The claims
 #
-# At scale `laptop` the four numbers are a quarter of the paper's. That reaches down to 32 points for six
-# clusters, about five a cluster, where means are noisy; the paper's smallest tasks have four times as
-# many.
+# At scale `laptop` the four numbers are a quarter of the paper's. That reaches down to 32 points
+# for six clusters, about five a cluster, where means are noisy; the paper's smallest tasks have
+# four times as many.
 
 # %% tags=["hide-input"]
 from leancluster_core.experiments.claims import evaluate_claims, save_verdicts

@@ -13,13 +13,13 @@
 # %% [markdown]
 # # Figure 14: the number of dimensions
 #
-# Squared distances add up over the dimensions. The more of them there are, the less depends on chance:
-# two clusters that lie close together by accident in one dimension lie apart in others, and a point's
-# nearest center is nearest by a wide margin. The paper follows this from four to 32 dimensions at two
-# penalties.
+# Squared distances add up over the dimensions. The more of them there are, the less depends on
+# chance: two clusters that lie close together by accident in one dimension lie apart in others, and
+# a point's nearest centre is nearest by a wide margin. The paper follows this from four to 32
+# dimensions at two penalties.
 #
-# It bears on the smoothing too: the wider the margin, the less the entropy's soft weights leak to the
-# other centers, and the less it should matter which of the two regularizers is used.
+# It bears on the smoothing too: the wider the margin, the less the entropy's soft weights leak to
+# the other centres, and the less it should matter which of the two regularizers is used.
 
 # %% [markdown]
 # ## Parameters
@@ -59,13 +59,23 @@ check_parameters(
 # %% [markdown]
 # ## The runs
 #
-# Six curves a setting, from `results/` or trained now; runs that other figures share are trained once.
+# Six curves a setting, from `results/` or trained now; runs that other figures share are trained
+# once.
 
 # %%
-from leancluster_core.experiments.grids import curve_configs, curve_frame, figure_runs, grid
+from leancluster_core.experiments.grids import (
+    curve_configs,
+    curve_frame,
+    figure_runs,
+    grid,
+)
 
-settings = grid(penalty=penalties, n_features=n_features, n_clusters=n_clusters, n_steps=n_steps)
-configs = curve_configs(settings, embeddings=embeddings, regularizers=regularizers, scale=scale)
+settings = grid(
+    penalty=penalties, n_features=n_features, n_clusters=n_clusters, n_steps=n_steps
+)
+configs = curve_configs(
+    settings, embeddings=embeddings, regularizers=regularizers, scale=scale
+)
 runs = figure_runs(configs, scale, paper_on_cpu=paper_on_cpu)
 frame = curve_frame(runs)
 
@@ -73,9 +83,17 @@ frame = curve_frame(runs)
 # ## The figure
 
 # %% tags=["hide-input"]
-from leancluster_core.experiments.pages import provenance_card, save_figure, save_table
+from leancluster_core.experiments.pages import (
+    provenance_card,
+    save_figure,
+    save_table,
+)
 from leancluster_core.experiments.plots import curve_caption, plot_convergence
-from leancluster_core.experiments.summary import convergence_alt, describe_ends, final_table
+from leancluster_core.experiments.summary import (
+    convergence_alt,
+    describe_ends,
+    final_table,
+)
 
 panels = ["penalty", "n_features"]
 save_figure(
@@ -109,14 +127,14 @@ save_table(
 )
 
 # %% [markdown]
-# The number of weights grows with the square of the token's width, and the number of steps is the same in
-# all panels: a model of 32 dimensions has many times the weights to fit.
+# The number of weights grows with the square of the token's width, and the number of steps is the
+# same in all panels: a model of 32 dimensions has many times the weights to fit.
 
 # %% [markdown]
 # ## The claims
 #
-# Fewer steps at scale `laptop` show most where learning starts late. The claim compares regularizers at
-# equal steps, so both sides lose by it.
+# Fewer steps at scale `laptop` show most where learning starts late. The claim compares
+# regularizers at equal steps, so both sides lose by it.
 
 # %% tags=["hide-input"]
 from leancluster_core.experiments.claims import evaluate_claims, save_verdicts

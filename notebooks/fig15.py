@@ -13,9 +13,10 @@
 # %% [markdown]
 # # Figure 15: the number of clusters
 #
-# The number of clusters is what the codes are about. A one-hot code spends a dimension on each cluster,
-# so that any two centers differ in two places. A binary code has $\lceil \log_2 k \rceil$ bits: at $k=25$
-# five of them tell 25 centers apart, some by a single bit. Is that enough to learn with?
+# The number of clusters is what the codes are about. A one-hot code spends a dimension on each
+# cluster, so that any two centres differ in two places. A binary code has $\lceil \log_2 k \rceil$
+# bits: at $k=25$ five of them tell 25 centres apart, some by a single bit. Is that enough to learn
+# with?
 #
 # The paper varies $k$ in four panels: $d=4$ and $d=32$, with the penalties 1 and 0.1.
 
@@ -63,17 +64,26 @@ check_parameters(
 # %% [markdown]
 # ## The runs
 #
-# Six curves a setting, from `results/` or trained now. The paper reports that with $k=25$ and a one-hot
-# code some trials blew up, and that clipping the gradients cures it. So these are trained a second time
-# with the norm of a model's gradient clipped. The paper doesn't say at which norm; ours is
-# `clipping_norm`. Gradients of a sum over points are far larger than 1, so with this norm nearly every
-# step is clipped.
+# Six curves a setting, from `results/` or trained now. The paper reports that with $k=25$ and a
+# one-hot code some trials blew up, and that clipping the gradients cures it. So these are trained a
+# second time with the norm of a model's gradient clipped. The paper doesn't say at which norm; ours
+# is `clipping_norm`. Gradients of a sum over points are far larger than 1, so with this norm nearly
+# every step is clipped.
 
 # %%
-from leancluster_core.experiments.grids import curve_configs, curve_frame, figure_runs, grid
+from leancluster_core.experiments.grids import (
+    curve_configs,
+    curve_frame,
+    figure_runs,
+    grid,
+)
 
-settings = grid(n_features=n_features, penalty=penalties, n_clusters=n_clusters, n_steps=n_steps)
-configs = curve_configs(settings, embeddings=embeddings, regularizers=regularizers, scale=scale)
+settings = grid(
+    n_features=n_features, penalty=penalties, n_clusters=n_clusters, n_steps=n_steps
+)
+configs = curve_configs(
+    settings, embeddings=embeddings, regularizers=regularizers, scale=scale
+)
 clipped = grid(
     n_features=n_features,
     penalty=clipped_penalties,
@@ -83,7 +93,9 @@ clipped = grid(
 )
 unclipped = [setting | {"gradient_clipping": None} for setting in clipped]
 for beside in (unclipped, clipped):
-    configs += curve_configs(beside, embeddings=["onehot"], regularizers=regularizers, scale=scale)
+    configs += curve_configs(
+        beside, embeddings=["onehot"], regularizers=regularizers, scale=scale
+    )
 runs = figure_runs(configs, scale, paper_on_cpu=paper_on_cpu)
 frame = curve_frame(runs)
 
@@ -91,14 +103,24 @@ frame = curve_frame(runs)
 # ## The figure
 
 # %% tags=["hide-input"]
-from leancluster_core.experiments.pages import provenance_card, save_figure, save_table
+from leancluster_core.experiments.pages import (
+    provenance_card,
+    save_figure,
+    save_table,
+)
 from leancluster_core.experiments.plots import curve_caption, plot_convergence
-from leancluster_core.experiments.summary import convergence_alt, describe_ends, final_table
+from leancluster_core.experiments.summary import (
+    convergence_alt,
+    describe_ends,
+    final_table,
+)
 
 panels = ["n_features", "penalty", "n_clusters"]
 drawn = frame[~frame["clipped"]]
 save_figure(
-    plot_convergence(drawn, rows=["n_features", "penalty"], columns=["n_clusters"], scale=scale),
+    plot_convergence(
+        drawn, rows=["n_features", "penalty"], columns=["n_clusters"], scale=scale
+    ),
     output_dir,
     "fig15_clusters",
     caption=r"The number of clusters $k$ (columns) in the dimensions $d$ with the penalties $\tau$. Odd rows: smoothed training "
@@ -128,9 +150,9 @@ save_table(
 )
 
 # %% [markdown]
-# Two things grow with $k$: what has to be told apart, and what there is to gain. With many clusters one
-# step of Lloyd's algorithm from random centers leaves much undone, so there is more room below the dotted
-# line.
+# Two things grow with $k$: what has to be told apart, and what there is to gain. With many clusters
+# one step of Lloyd's algorithm from random centres leaves much undone, so there is more room below
+# the dotted line.
 
 # %% [markdown]
 # ### With the gradient clipped
@@ -143,11 +165,16 @@ pairs = frame[
     & frame["n_clusters"].isin(clipped_clusters)
     & frame["penalty"].isin(clipped_penalties)
 ]
-pairs = pairs.assign(clipping=pairs["clipped"].map({True: "clipped", False: "not clipped"}))
+pairs = pairs.assign(
+    clipping=pairs["clipped"].map({True: "clipped", False: "not clipped"})
+)
 beside = ["n_features", "penalty", "n_clusters", "clipping"]
 save_figure(
     plot_convergence(
-        pairs, rows=["n_features"], columns=["n_clusters", "penalty", "clipping"], scale=scale
+        pairs,
+        rows=["n_features"],
+        columns=["n_clusters", "penalty", "clipping"],
+        scale=scale,
     ),
     output_dir,
     "fig15_clipping",
@@ -172,9 +199,9 @@ save_table(
 # %% [markdown]
 # ## The claims
 #
-# At scale `laptop` a task has 128 points: with $k=25$ about five a cluster, where the paper has twenty.
-# That makes large $k$ harder here than in the paper. And three trials catch a rare blow-up less often
-# than ten.
+# At scale `laptop` a task has 128 points: with $k=25$ about five a cluster, where the paper has
+# twenty. That makes large $k$ harder here than in the paper. And three trials catch a rare blow-up
+# less often than ten.
 
 # %% tags=["hide-input"]
 from leancluster_core.experiments.claims import evaluate_claims, save_verdicts
@@ -184,8 +211,8 @@ save_verdicts(evaluate_claims("fig15", frame, scale=scale), output_dir)
 # %% [markdown]
 # ## What to change
 #
-# - `n_clusters = [2, 3, 4, 5, 6, 7, 8, 9]`: is a power of two, where all codes of a length are in use,
-#   special?
+# - `n_clusters = [2, 3, 4, 5, 6, 7, 8, 9]`: is a power of two, where all codes of a length are in
+#   use, special?
 # - `clipped_penalties = [1.0, 0.1]`, or another `clipping_norm`.
 # - `n_clusters = [32, 33]`: the 33rd cluster costs a whole bit.
 

@@ -13,8 +13,8 @@
 # %% [markdown]
 # # Figure 16: families and penalties
 #
-# {doc}`fig04` once more, with two numbers of clusters: is it the family, the penalty or the number of
-# clusters that decides whether a layer learns? The dimension is 32 throughout.
+# {doc}`fig04` once more, with two numbers of clusters: is it the family, the penalty or the number
+# of clusters that decides whether a layer learns? The dimension is 32 throughout.
 
 # %% [markdown]
 # ## Parameters
@@ -57,10 +57,16 @@ check_parameters(
 # %% [markdown]
 # ## The runs
 #
-# Six curves a setting, from `results/` or trained now; runs that other figures share are trained once.
+# Six curves a setting, from `results/` or trained now; runs that other figures share are trained
+# once.
 
 # %%
-from leancluster_core.experiments.grids import curve_configs, curve_frame, figure_runs, grid
+from leancluster_core.experiments.grids import (
+    curve_configs,
+    curve_frame,
+    figure_runs,
+    grid,
+)
 
 settings = grid(
     n_clusters=n_clusters,
@@ -69,7 +75,9 @@ settings = grid(
     n_features=n_features,
     n_steps=n_steps,
 )
-configs = curve_configs(settings, embeddings=embeddings, regularizers=regularizers, scale=scale)
+configs = curve_configs(
+    settings, embeddings=embeddings, regularizers=regularizers, scale=scale
+)
 runs = figure_runs(configs, scale, paper_on_cpu=paper_on_cpu)
 frame = curve_frame(runs)
 
@@ -77,13 +85,23 @@ frame = curve_frame(runs)
 # ## The figure
 
 # %% tags=["hide-input"]
-from leancluster_core.experiments.pages import provenance_card, save_figure, save_table
+from leancluster_core.experiments.pages import (
+    provenance_card,
+    save_figure,
+    save_table,
+)
 from leancluster_core.experiments.plots import curve_caption, plot_convergence
-from leancluster_core.experiments.summary import convergence_alt, describe_ends, final_table
+from leancluster_core.experiments.summary import (
+    convergence_alt,
+    describe_ends,
+    final_table,
+)
 
 panels = ["n_clusters", "penalty", "family"]
 save_figure(
-    plot_convergence(frame, rows=["n_clusters", "penalty"], columns=["family"], scale=scale),
+    plot_convergence(
+        frame, rows=["n_clusters", "penalty"], columns=["family"], scale=scale
+    ),
     output_dir,
     "fig16_families",
     caption=r"Families (columns) with numbers of clusters $k$ and penalties $\tau$. Odd rows: smoothed training loss; even rows: "
@@ -112,15 +130,15 @@ save_table(
 )
 
 # %% [markdown]
-# Gumbel and laplace have heavier tails than the normal family, though nothing like cauchy's. Scaled to
-# the unit cube by their largest points, the bulk of their points lies closer together, and a penalty that
-# is small for normal tasks is larger for theirs.
+# Gumbel and laplace have heavier tails than the normal family, though nothing like cauchy's. Scaled
+# to the unit cube by their largest points, the bulk of their points lies closer together, and a
+# penalty that is small for normal tasks is larger for theirs.
 
 # %% [markdown]
 # ## The claims
 #
-# As for {doc}`fig04`: a quarter of the points makes the tails of a task shorter at scale `laptop`, and
-# there are three tenths of the steps.
+# As for {doc}`fig04`: a quarter of the points makes the tails of a task shorter at scale `laptop`,
+# and there are three tenths of the steps.
 
 # %% tags=["hide-input"]
 from leancluster_core.experiments.claims import evaluate_claims, save_verdicts
@@ -130,7 +148,8 @@ save_verdicts(evaluate_claims("fig16", frame, scale=scale), output_dir)
 # %% [markdown]
 # ## What to change
 #
-# - `penalties = [0.1, 0.03, 0.01]` on `families = ["gumbel", "laplace"]`: is it only a matter of scale?
+# - `penalties = [0.1, 0.03, 0.01]` on `families = ["gumbel", "laplace"]`: is it only a matter of
+#   scale?
 # - `n_clusters = [25]`: see {doc}`fig15` for normal tasks.
 
 # %% tags=["hide-input"]

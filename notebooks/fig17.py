@@ -13,10 +13,10 @@
 # %% [markdown]
 # # Figure 17: elapsed time
 #
-# Steps are not seconds. A one-hot code makes tokens $d + k$ wide, a binary one $d + \lceil \log_2 k
-# \rceil$, so a step of BN costs less. Where one-hot learns in fewer steps, which of the two is ahead in
-# time? The paper draws the curves against elapsed training time for two sizes, with gradients clipped,
-# which it does in this figure only.
+# Steps are not seconds. A one-hot code makes tokens $d + k$ wide, a binary one
+# $d + \lceil \log_2 k \rceil$, so a step of BN costs less. Where one-hot learns in fewer steps,
+# which of the two is ahead in time? The paper draws the curves against elapsed training time for
+# two sizes, with gradients clipped, which it does in this figure only.
 
 # %% [markdown]
 # ## Parameters
@@ -58,15 +58,20 @@ check_parameters(
 # %% [markdown]
 # ## The runs
 #
-# What is timed must be timed fairly. The models of a setting take turns, ten steps each, in one process,
-# and the one that goes first changes from turn to turn (`timing.train_alternating`). A model's clock runs
-# while it takes training steps. Drawing tasks and validating are left out, for both alike: they are the
-# same work for every code. Every model trains by itself, not in a batch with other settings; its trials
-# train together, so the seconds are those of all trials. The paper clips gradients here but doesn't say
-# at which norm; ours is `clipping_norm`.
+# What is timed must be timed fairly. The models of a setting take turns, ten steps each, in one
+# process, and the one that goes first changes from turn to turn (`timing.train_alternating`). A
+# model's clock runs while it takes training steps. Drawing tasks and validating are left out, for
+# both alike: they are the same work for every code. Every model trains by itself, not in a batch
+# with other settings; its trials train together, so the seconds are those of all trials. The paper
+# clips gradients here but doesn't say at which norm; ours is `clipping_norm`.
 
 # %%
-from leancluster_core.experiments.grids import curve_configs, curve_frame, figure_runs, grid
+from leancluster_core.experiments.grids import (
+    curve_configs,
+    curve_frame,
+    figure_runs,
+    grid,
+)
 
 settings = [
     setting
@@ -80,7 +85,9 @@ settings = [
         gradient_clipping=clipping_norm,
     )
 ]
-configs = curve_configs(settings, embeddings=embeddings, regularizers=regularizers, scale=scale)
+configs = curve_configs(
+    settings, embeddings=embeddings, regularizers=regularizers, scale=scale
+)
 runs = figure_runs(configs, scale, paper_on_cpu=paper_on_cpu, taking_turns=True)
 frame = curve_frame(runs)
 
@@ -88,14 +95,26 @@ frame = curve_frame(runs)
 # ## The figure
 
 # %% tags=["hide-input"]
-from leancluster_core.experiments.pages import provenance_card, save_figure, save_table
+from leancluster_core.experiments.pages import (
+    provenance_card,
+    save_figure,
+    save_table,
+)
 from leancluster_core.experiments.plots import curve_caption, plot_convergence
-from leancluster_core.experiments.summary import convergence_alt, describe_ends, final_table
+from leancluster_core.experiments.summary import (
+    convergence_alt,
+    describe_ends,
+    final_table,
+)
 
 panels = ["n_clusters", "n_features", "n_points"]
 save_figure(
     plot_convergence(
-        frame, rows=["n_clusters", "n_features"], columns=["n_points"], x="elapsed", scale=scale
+        frame,
+        rows=["n_clusters", "n_features"],
+        columns=["n_points"],
+        x="elapsed",
+        scale=scale,
     ),
     output_dir,
     "fig17_elapsed",
@@ -126,17 +145,18 @@ save_table(
 )
 
 # %% [markdown]
-# Times on a shared machine are noisy: whatever else runs on it slows a step down by half for a minute,
-# then not at all. Taking turns shares such minutes out evenly, so the *ratio* of the two times is worth
-# more than either of them; but the seconds themselves are those of one machine on one day.
+# Times on a shared machine are noisy: whatever else runs on it slows a step down by half for a
+# minute, then not at all. Taking turns shares such minutes out evenly, so the *ratio* of the two
+# times is worth more than either of them; but the seconds themselves are those of one machine on
+# one day.
 
 # %% [markdown]
 # ## The claims
 #
 # The paper's times are those of its own implementation, one model at a time on a GPU. In ours the
-# attention among points, which costs most, doesn't see the width of the code at all (the projections are
-# absorbed, see `models.py`): a one-hot code costs less here than it does there, and BN has less to gain.
-# At scale `laptop` tasks are a quarter of the size as well.
+# attention among points, which costs most, doesn't see the width of the code at all (the
+# projections are absorbed, see `models.py`): a one-hot code costs less here than it does there, and
+# BN has less to gain. At scale `laptop` tasks are a quarter of the size as well.
 
 # %% tags=["hide-input"]
 from leancluster_core.experiments.claims import evaluate_claims, save_verdicts
@@ -148,8 +168,8 @@ save_verdicts(evaluate_claims("fig17", frame, scale=scale), output_dir)
 #
 # - `sizes = [[100, 32]]`: many clusters, where a one-hot token is four times as wide as its data.
 # - `embeddings = ["onehot", "binary", "none"]`: what does a token without any code save?
-# - In a copy, the literal attention (`backend="materialised"`) in `training.py` gives the paper's balance
-#   of costs.
+# - In a copy, the literal attention (`backend="materialised"`) in `training.py` gives the paper's
+#   balance of costs.
 
 # %% tags=["hide-input"]
 provenance_card(scale, runs)

@@ -48,6 +48,12 @@ class Claim:
     claim: str
     criterion: str
 
+    @property
+    def sentence(self) -> str:
+        """The claim as a page begins a sentence with it; "tau=1" stays as it is."""
+        first, _, _ = self.claim.partition(" ")
+        return self.claim if "=" in first else self.claim[:1].upper() + self.claim[1:]
+
 
 @dataclass(frozen=True)
 class Verdict:
@@ -146,9 +152,8 @@ def save_verdicts(verdicts: Iterable[Verdict], output_dir: str) -> Shown:
 
 def _row(claim: Claim, verdict: Verdict) -> str:
     kind = verdict.verdict.replace(" ", "-")
-    text = claim.claim[:1].upper() + claim.claim[1:]
     return (
-        f"<tr><td>{html.escape(text)} <code>{html.escape(claim.id)}</code>"
+        f"<tr><td>{html.escape(claim.sentence)} <code>{html.escape(claim.id)}</code>"
         f'<span class="criterion">Criterion: {html.escape(claim.criterion)}</span></td>'
         f'<td><span class="verdict verdict-{kind}">{verdict.verdict}</span>'
         f'<span class="measured">{html.escape(verdict.figures)}</span></td></tr>'

@@ -51,7 +51,7 @@ def render(
 
 
 def _row(claim: Claim, found: Verdict) -> str:
-    name, text = html.escape(claim.id), claim.claim[:1].upper() + claim.claim[1:]
+    name = html.escape(claim.id)
     measured = html.escape(found.figures)
     if found.verdict != "not run":
         measured += f" <em>({html.escape(found.scale)} scale)</em>"
@@ -63,7 +63,7 @@ def _row(claim: Claim, found: Verdict) -> str:
             "The verdict is by the criterion as it stands.</span>"
         )
     return (
-        f'<tr id="{name}"><td>{html.escape(text)} <code>{name}</code>'
+        f'<tr id="{name}"><td>{html.escape(claim.sentence)} <code>{name}</code>'
         f'<span class="criterion">Criterion: {html.escape(claim.criterion)}</span>{remark}</td>'
         f'<td>{_badge(found.verdict)}<span class="measured">{measured}</span></td></tr>'
     )

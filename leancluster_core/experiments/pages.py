@@ -7,6 +7,7 @@ too, as the same bytes in every run; with ``output_dir=""`` (a copy, plain paper
 import html
 import io
 import platform
+import re
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -66,12 +67,18 @@ def save_table(frame: Any, output_dir: str, name: str, *, caption: str, digits: 
         raise ValueError(f"caption must say what the table shows, got {caption!r}")
     rounded = frame.round(digits)
     _save(output_dir, f"{name}.csv", rounded.to_csv(index=False, lineterminator="\n"))
-    table = rounded.to_html(
+    table = html_table(rounded, caption)
+    return Shown({"text/html": table, "text/plain": rounded.to_string(index=False)})
+
+
+def html_table(frame: Any, caption: str) -> str:
+    """A pandas frame as a table of the book; a range in a cell ("0.9–1.1") stays on one line."""
+    table = frame.to_html(
         index=False, classes="table results", border=0, na_rep="–", justify="left"
     )
+    table = re.sub(r"(?<=\d)–(?=\d)", "&NoBreak;–&NoBreak;", table)
     start = table.index(">") + 1
-    table = f"{table[:start]}\n  <caption>{html.escape(caption)}</caption>{table[start:]}"
-    return Shown({"text/html": table, "text/plain": rounded.to_string(index=False)})
+    return f"{table[:start]}\n  <caption>{html.escape(caption)}</caption>{table[start:]}"
 
 
 def provenance_card(

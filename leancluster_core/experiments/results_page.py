@@ -6,14 +6,16 @@ book/results.md includes.
 
 from __future__ import annotations
 
-import html
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+import yaml
+
 from leancluster_core.experiments.config import TrainingConfig
 from leancluster_core.experiments.grids import GRIDS, curve_frame, figure_configs
-from leancluster_core.experiments.paths import results_root
+from leancluster_core.experiments.pages import html_table
+from leancluster_core.experiments.paths import project_root, results_root
 from leancluster_core.experiments.store import Run, Store
 from leancluster_core.experiments.summary import SHORT_NAMES, final_losses, final_table, plain
 
@@ -32,12 +34,12 @@ def shown_scale(
     return complete[0] if complete else max(SHOWN_SCALES, key=lambda scale: counts[scale])
 
 
-def render(runs: Mapping[str, tuple[str, Sequence[Run | None]]]) -> str:
+def render(runs: Mapping[str, tuple[str, Sequence[Run | None]]], titles: Mapping[str, str]) -> str:
     """Markdown: for each figure its scale and a table of its settings; None is a missing run."""
     lines = []
     for figure, (scale, found) in runs.items():
         stored = [run for run in found if run is not None]
-        lines += [f"## {{doc}}`{figure}`", ""]
+        lines += [f"## [{titles[figure]}]({figure}.ipynb)", ""]
         if len(stored) < len(found):
             lines += [f"{len(found) - len(stored)} of {len(found)} runs are not stored yet.", ""]
         if stored:
@@ -64,9 +66,7 @@ def _table(runs: Sequence[Run], scale: str) -> str:
         f"Scale {scale}, {' or '.join(map(str, trials))} trials; {fixed}. Relative loss at the "
         "end: median (first to third quartile). Seconds of training steps, all curves and trials."
     )
-    text = table.to_html(index=False, classes="table results", border=0, justify="left")
-    start = text.index(">") + 1
-    return f"{text[:start]}\n<caption>{html.escape(caption)}</caption>{text[start:]}"
+    return html_table(table, caption)
 
 
 def _share(run: Run) -> float:
@@ -87,8 +87,10 @@ def stored_runs() -> dict[str, tuple[str, list[Run | None]]]:
 
 def main(output: Path) -> None:
     """Write the page from the files of the project."""
+    assets = yaml.safe_load((project_root() / "notebooks" / "assets.yml").read_text("utf-8"))
+    titles = {figure: assets[figure]["title"] for figure in GRIDS}
     output.parent.mkdir(parents=True, exist_ok=True)
-    output.write_text(render(stored_runs()), encoding="utf-8")
+    output.write_text(render(stored_runs(), titles), encoding="utf-8")
 
 
 if __name__ == "__main__":

