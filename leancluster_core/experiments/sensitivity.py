@@ -8,9 +8,10 @@ largest of the twelve matrices' own, so each is measured on its own.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+import numpy as np
 import pandas as pd
 import torch
 from torch import Tensor
@@ -21,6 +22,7 @@ from leancluster_core.embeddings import embed
 from leancluster_core.experiments import bounds
 from leancluster_core.experiments.attacks import literal_layer
 from leancluster_core.experiments.bounds import Constant
+from leancluster_core.experiments.config import EMBEDDING_LABELS
 from leancluster_core.experiments.streams import random_stream
 from leancluster_core.losses import REGULARIZERS, _smoothed_minimum
 from leancluster_core.models import ClusteringTransformer
@@ -197,6 +199,105 @@ def untrained_model(
 def evaluation_tasks(task: TaskDistribution, seed: int, n_tasks: int) -> tuple[Tensor, Tensor]:
     """Tasks of a seed's evaluation stream: points (tasks, n, d), centers (tasks, k, d)."""
     return task.sample((n_tasks,), generator=random_stream(seed, "evaluation"))
+
+
+def sensitivity_frame(
+    axes: Mapping[str, Sequence[float]],
+    *,
+    n_points: int,
+    n_features: int,
+    n_clusters: int,
+    inverse_temperature: float = 1.0,
+    penalty: float = 0.1,
+    embeddings: Sequence[str] = ("onehot", "binary"),
+    seeds: Sequence[int],
+    n_tasks: int = 4,
+    n_iterations: int = 10,
+) -> pd.DataFrame:
+    """Sensitivities of untrained models while one setting at a time is varied.
+
+    axes: "n_features", "n_clusters", "inverse_temperature" or "penalty" -> its values; the others
+    stay as given. Columns of :func:`compare_with_bounds`, and axis, value, embedding, seed,
+    log10_measured. "penalty" has rows of the loss alone.
+    """
+    base = {
+        "n_features": n_features,
+        "n_clusters": n_clusters,
+        "inverse_temperature": inverse_temperature,
+        "penalty": penalty,
+    }
+    frames = []
+    for axis, values in axes.items():
+        check_choice("axis", axis, base)
+        # All penalties share the models and tasks, and the centers' sensitivity.
+        penalties = list(values) if axis == "penalty" else [penalty]
+        for value in [penalty] if axis == "penalty" else values:
+            at = base | {axis: value}
+            d, k = int(at["n_features"]), int(at["n_clusters"])
+            for embedding in embeddings:
+                for seed in seeds:
+                    model = untrained_model(
+                        seed, d, k, embedding, inverse_temperature=at["inverse_temperature"]
+                    )
+                    task = TaskDistribution(n_points=max(n_points, k), n_features=d, n_clusters=k)
+                    table = compare_with_bounds(
+                        model,
+                        *evaluation_tasks(task, seed, n_tasks),
+                        penalties=penalties,
+                        n_iterations=n_iterations,
+                        generator=random_stream(seed, "directions"),
+                    )
+                    if axis == "penalty":
+                        table = table[table["quantity"] == "loss"]
+                    labels = {"axis": axis, "embedding": embedding, "seed": seed}
+                    table = table.assign(**labels)
+                    table["value"] = table["penalty"] if axis == "penalty" else value
+                    frames.append(table)
+    frame = pd.concat(frames, ignore_index=True)
+    return frame.assign(log10_measured=np.log10(frame["measured"]))
+
+
+@torch.no_grad()
+def token_norms_table(
+    models: Mapping[tuple[str, str], ClusteringTransformer],
+    task: TaskDistribution,
+    *,
+    n_tasks: int,
+    seed: int,
+) -> pd.DataFrame:
+    """Table 3, and the largest norms found: one row a model and attention's queries and keys.
+
+    models: by (embedding, state), each a single trial. Columns embedding, weights (the state), G2,
+    attention, m, m', and for the queries and the keys the bound and the measured norm: "bound rho",
+    "rho", "bound rho'", "rho'".
+    """
+    points, centers = evaluation_tasks(task, seed, n_tasks)
+    rows = []
+    for (embedding, state), model in models.items():
+        norms = spectral_norms(model)
+        weights, tokens, gamma = _prepared(model, points, centers)
+        updated, _ = literal_layer(*tokens, *weights, inverse_temperature=gamma)
+        point, center, new_point = (float(t.norm(dim=-1).max()) for t in (*tokens, updated))
+        found = ((point, center), (point, point), (center, new_point), (center, center))
+        terms = bounds.attention_terms(
+            task.n_points, task.n_features, task.n_clusters, embedding, **norms._asdict()
+        )
+        for (name, of), (query, key) in zip(terms.items(), found, strict=True):
+            rows.append(
+                {
+                    "embedding": EMBEDDING_LABELS[embedding],
+                    "weights": state,
+                    "G2": norms.value_norm,
+                    "attention": name,
+                    "m": of.n_queries,
+                    "m'": of.n_keys,
+                    "bound rho": of.query_norm,
+                    "rho": query,
+                    "bound rho'": of.key_norm,
+                    "rho'": key,
+                }
+            )
+    return pd.DataFrame(rows)
 
 
 def _prepared(
