@@ -27,6 +27,9 @@ BACKENDS = ("fused", "materialised")
 # Entries of one block of scores (2 MB in float32): small enough to stay in a core's cache.
 BLOCK_ENTRIES = 2**19
 
+# Up to so many weights (16 MB in float32) are kept for the backward pass: a third of it is saved.
+KEPT_ENTRIES = 2**22
+
 # The product form errs by a few eps * scale * |token|^2 in a score. Up to this score magnitude the
 # weights keep four digits; beyond it float32 input is computed in float64, and beyond what float64
 # holds, distances are formed by differences.
@@ -50,8 +53,9 @@ def _block_buffer(which: int, size: int, like: Tensor) -> Tensor:
 class _BlockedAttention(torch.autograd.Function):
     """softmax_r(q'k + bias) applied to values, in blocks of tasks and queries.
 
-    queries (b, w, m), keys (b, w, r), bias (b, 1, r), values (b, v, r) -> (b, v, m). Scores are
-    recomputed in the backward pass, so memory is linear in m and r. NaN in, NaN out.
+    queries (b, w, m), keys (b, w, r), bias (b, 1, r), values (b, v, r) -> (b, v, m). Weights are
+    computed again in the backward pass unless they are few, so memory is linear in m and r. NaN in,
+    NaN out.
     """
 
     @staticmethod
@@ -70,49 +74,67 @@ class _BlockedAttention(torch.autograd.Function):
         return torch.bmm(left.mT, right, out=buffer[: math.prod(shape)].view(shape))
 
     @staticmethod
+    def _weighted(values: Tensor, weights: Tensor, out: Tensor) -> None:
+        """values weights' (b, v, m), written to out."""
+        if out.is_contiguous():
+            torch.bmm(values, weights.mT, out=out)
+        else:
+            out.copy_(torch.bmm(values, weights.mT))
+
+    @staticmethod
     def forward(ctx: Any, queries: Tensor, keys: Tensor, bias: Tensor, values: Tensor) -> Tensor:
         # The bias travels as one more feature: one product gives the whole score.
         left = torch.cat([queries, torch.ones_like(queries[:, :1])], 1)
         right = torch.cat([keys, bias], 1)
-        out = queries.new_empty(queries.shape[0], values.shape[1], queries.shape[2])
-        buffer = _block_buffer(0, max(BLOCK_ENTRIES, keys.shape[2]), queries)
+        n_tasks, _, m = queries.shape
+        r = keys.shape[2]
+        out = queries.new_empty(n_tasks, values.shape[1], m)
+        few = any(ctx.needs_input_grad) and n_tasks * m * r <= KEPT_ENTRIES
+        kept = queries.new_empty(n_tasks, m, r) if few else None
+        buffer = _block_buffer(0, max(BLOCK_ENTRIES, r), queries)
         for b, i in _BlockedAttention._blocks(queries, keys):
-            weights = _BlockedAttention._products(left[b, :, i], right[b], buffer)
+            room = buffer if kept is None else kept[b, i].view(-1)
+            weights = _BlockedAttention._products(left[b, :, i], right[b], room)
             torch.softmax(weights, -1, out=weights)
-            out[b, :, i] = torch.bmm(values[b], weights.mT)
-        ctx.save_for_backward(left, right, values, out)
+            _BlockedAttention._weighted(values[b], weights, out[b, :, i])
+        ctx.save_for_backward(left, right, values, out, kept)
         return out
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        left, right, values, out = ctx.saved_tensors
+        left, right, values, out, kept = ctx.saved_tensors
         needs_queries, needs_keys, needs_bias, needs_values = ctx.needs_input_grad
         # Score gradients are w * (g'v - g'out), again as one product.
-        inner = (grad * out).sum(1, keepdim=True).neg_()
-        grad_left = torch.cat([grad, inner], 1)
+        grad_left = torch.cat([grad, (grad * out).sum(1, keepdim=True).neg_()], 1)
         grad_right = torch.cat([values, torch.ones_like(values[:, :1])], 1)
         grad_queries = torch.empty_like(left) if needs_queries else None
-        grad_keys = torch.zeros_like(right) if needs_keys or needs_bias else None
+        grad_keys = torch.zeros_like(right) if needs_keys else None
+        grad_bias = torch.zeros_like(right[:, -1:]) if needs_bias else None
         grad_values = torch.zeros_like(values) if needs_values else None
         buffer, other = (
             _block_buffer(which, max(BLOCK_ENTRIES, right.shape[2]), left) for which in (0, 1)
         )
         for b, i in _BlockedAttention._blocks(left, right):
-            weights = _BlockedAttention._products(left[b, :, i], right[b], buffer)
-            torch.softmax(weights, -1, out=weights)
+            if kept is None:
+                weights = _BlockedAttention._products(left[b, :, i], right[b], buffer)
+                torch.softmax(weights, -1, out=weights)
+            else:
+                weights = kept[b, i]
             if grad_values is not None:
                 grad_values[b] += torch.bmm(grad[b, :, i], weights)
             scores = _BlockedAttention._products(grad_left[b, :, i], grad_right[b], other)
             scores.mul_(weights)
             if grad_queries is not None:
-                grad_queries[b, :, i] = torch.bmm(right[b], scores.mT)
+                _BlockedAttention._weighted(right[b], scores, grad_queries[b, :, i])
             if grad_keys is not None:
                 grad_keys[b] += torch.bmm(left[b, :, i], scores)
+            if grad_bias is not None:
+                grad_bias[b] += scores.sum(1, keepdim=True)
         return (
             None if grad_queries is None else grad_queries[:, :-1],
-            grad_keys[:, :-1] if grad_keys is not None and needs_keys else None,
-            grad_keys[:, -1:] if grad_keys is not None and needs_bias else None,
+            None if grad_keys is None else grad_keys[:, :-1],
+            grad_bias,
             grad_values,
         )
 
@@ -142,23 +164,29 @@ class _FewQueries(torch.autograd.Function):
         scores *= weights
         scores *= 2 * ctx.scale
         grad_keys = queries @ scores
-        grad_keys -= keys * scores.sum(-2, keepdim=True)
+        grad_keys.addcmul_(keys, scores.sum(-2, keepdim=True), value=-1)
         return (scores @ keys.mT).mT, grad_keys, grad @ weights, None
 
 
 class _FewKeys(torch.autograd.Function):
     """Many queries (b.., w, m), few keys (b.., w, r), bias (b.., r, 1), values (b.., v, r)
-    -> (b.., v, m): weights softmax_r(q'k + bias), stored as (r, m) and kept."""
+    -> (b.., v, m): weights softmax_r(q'k + bias), stored as (r, m) and kept. The leading rows get
+    onto (b.., u, m) added, u <= v."""
 
     @staticmethod
-    def forward(ctx: Any, queries: Tensor, keys: Tensor, bias: Tensor, values: Tensor) -> Tensor:
+    def forward(
+        ctx: Any, queries: Tensor, keys: Tensor, bias: Tensor, values: Tensor, onto: Tensor
+    ) -> Tensor:
         weights = torch.softmax(keys.mT @ queries + bias, -2)
         ctx.save_for_backward(queries, keys, values, weights)
-        return values @ weights
+        ctx.onto_rows = onto.shape[-2]
+        out = values @ weights
+        out[..., : ctx.onto_rows, :] += onto
+        return out
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor, Tensor, Tensor]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         queries, keys, values, weights = ctx.saved_tensors
         grad_values = (weights @ grad.mT).mT
         scores = values.mT @ grad
@@ -166,7 +194,8 @@ class _FewKeys(torch.autograd.Function):
         scores -= weights * scores.sum(-2, keepdim=True)
         grad_queries = keys @ scores if ctx.needs_input_grad[0] else None
         grad_keys = (scores @ queries.mT).mT
-        return grad_queries, grad_keys, scores.sum(-1, keepdim=True), grad_values
+        grad_onto = grad[..., : ctx.onto_rows, :] if ctx.needs_input_grad[4] else None
+        return grad_queries, grad_keys, scores.sum(-1, keepdim=True), grad_values, grad_onto
 
 
 def _sdpa(queries: Tensor, keys: Tensor, bias: Tensor, values: Tensor) -> Tensor:

@@ -183,12 +183,10 @@ class ClusteringTransformer(nn.Module):
     def layer(self, points: Tensor, centers: Tensor) -> tuple[Tensor, Tensor]:
         """Equation 4 on token columns: (R, ..., f, n), (R, ..., e, k) -> (R, ..., e, n),
         (R, ..., e, k). Unchecked: the training loop calls it."""
-        update = self._attend(POINTS_TO_CENTERS, points, centers)
-        update = update + self._attend(POINTS_TO_POINTS, points, points)
-        points = _add_rows(update, points)
-        update = self._attend(CENTERS_TO_POINTS, centers, points)
-        update = update + self._attend(CENTERS_TO_CENTERS, centers, centers)
-        return points, centers + update
+        moved = self._attend(POINTS_TO_CENTERS, points, centers, points)
+        points = self._attend(POINTS_TO_POINTS, points, points, moved)
+        moved = self._attend(CENTERS_TO_CENTERS, centers, centers, centers)
+        return points, self._attend(CENTERS_TO_POINTS, centers, points, moved)
 
     def attention_maps(self, points: Tensor, centers: Tensor) -> tuple[Tensor, ...]:
         """The layer's four weight matrices, rows are queries; arguments as in :meth:`layer`."""
@@ -215,6 +213,16 @@ class ClusteringTransformer(nn.Module):
         projected = _apply(weight, tokens)
         return projected if bias is None else projected + bias
 
+    def _add_values(self, onto: Tensor, index: int, mean: Tensor) -> Tensor:
+        """onto (R, ..., f, n) + value projection of weighted means of tokens, (R, ..., e, n)."""
+        weight, bias = self._projection("value", index, mean)
+        shape = *mean.shape[:-2], weight.shape[-2], mean.shape[-1]
+        if onto.shape == shape and mean.shape[-1] > FEW_TOKENS:
+            moved = _apply_onto(onto, weight, mean)
+        else:
+            moved = _add_rows(_apply(weight, mean), onto)
+        return moved if bias is None else moved + bias
+
     def _weights(self, index: int, queries: Tensor, keys: Tensor) -> Tensor:
         projected = self._project("query", index, queries).mT, self._project("key", index, keys).mT
         if math.isinf(self.inverse_temperature):
@@ -227,36 +235,40 @@ class ClusteringTransformer(nn.Module):
     def _scale(self) -> float:
         return self.inverse_temperature / math.sqrt(self.embedding_dim)
 
-    def _attend(self, index: int, queries: Tensor, keys: Tensor) -> Tensor:
-        """One attention on token columns: (R, ..., f, m), (R, ..., g, r) -> (R, ..., e, m)."""
+    def _attend(self, index: int, queries: Tensor, keys: Tensor, onto: Tensor) -> Tensor:
+        """onto + one attention on token columns: (R, ..., f, m), (R, ..., g, r), (R, ..., h, m)
+        -> (R, ..., e, m); rows that onto lacks count as zero."""
         if math.isinf(self.inverse_temperature) or self.backend != "absorbed":
-            q = self._project("query", index, queries)
-            k = self._project("key", index, keys)
-            v = self._project("value", index, keys)
-            if math.isinf(self.inverse_temperature):
-                return _hardmax_attention(q.mT, k.mT, v.mT).mT
-            if self.backend == "materialised":
-                return v @ _materialised_weights(q.mT, k.mT, self._scale).mT
-            return _fused(q, k, v, self._scale)
+            return _add_rows(self._attend_projected(index, queries, keys), onto)
         if index == POINTS_TO_POINTS:
-            return self._attend_among_points(keys)
+            return self._add_values(onto, index, self._mean_among_points(keys))
         # Any key's projection serves as the common shift that keeps the products accurate.
         query, query_bias = self._projection("query", index, queries)
         k = self._project("key", index, keys)
-        shift = k.detach()[..., :1]
-        k = k - shift
+        shift = k.detach()[..., :1].clone()
+        k -= shift
         offset = -shift if query_bias is None else query_bias - shift
         if index == POINTS_TO_CENTERS:
             # The query projection is absorbed into the few keys.
             bias = 2 * (k.mT @ offset) - k.square().sum(-2).unsqueeze(-1)
             absorbed = 2 * self._scale * _apply(query.mT, k)
             v = self._project("value", index, keys)
-            return _FewKeys.apply(queries, absorbed, self._scale * bias, v)
+            return _FewKeys.apply(queries, absorbed, self._scale * bias, v, onto)
         mean = _FewQueries.apply(_apply(query, queries) + offset, k, keys, self._scale)
-        return self._project("value", index, mean)
+        return self._add_values(onto, index, mean)
 
-    def _attend_among_points(self, tokens: Tensor) -> Tensor:
-        """A2 over the tokens' own f features: scores and means never see the width e."""
+    def _attend_projected(self, index: int, queries: Tensor, keys: Tensor) -> Tensor:
+        q = self._project("query", index, queries)
+        k = self._project("key", index, keys)
+        v = self._project("value", index, keys)
+        if math.isinf(self.inverse_temperature):
+            return _hardmax_attention(q.mT, k.mT, v.mT).mT
+        if self.backend == "materialised":
+            return v @ _materialised_weights(q.mT, k.mT, self._scale).mT
+        return _fused(q, k, v, self._scale)
+
+    def _mean_among_points(self, tokens: Tensor) -> Tensor:
+        """A2's weights applied to the tokens themselves: nothing here has the width e."""
         query, query_bias = self._projection("query", POINTS_TO_POINTS, tokens)
         key, key_bias = self._projection("key", POINTS_TO_POINTS, tokens)
         shift = tokens.detach()[..., :1]
@@ -267,8 +279,7 @@ class ClusteringTransformer(nn.Module):
             offset = offset + query_bias - key_bias
         queries = 2 * self._scale * ((key.mT @ query) @ centred + key.mT @ offset)
         norms = torch.linalg.vecdot(centred, (key.mT @ key) @ centred, dim=-2).unsqueeze(-2)
-        mean = _product_attention(queries, centred, -self._scale * norms, tokens)
-        return self._project("value", POINTS_TO_POINTS, mean)
+        return _product_attention(queries, centred, -self._scale * norms, tokens)
 
 
 def _apply(weight: Tensor, tokens: Tensor) -> Tensor:
@@ -280,6 +291,13 @@ def _apply(weight: Tensor, tokens: Tensor) -> Tensor:
     product = weight.reshape(n_trials, *weight.shape[-2:]) @ together
     # Contiguous, since batched products of other layouts run one by one.
     return product.view(n_trials, -1, *batch, columns).movedim(1, -2).contiguous()
+
+
+def _apply_onto(onto: Tensor, weight: Tensor, tokens: Tensor) -> Tensor:
+    """onto (R, ..., o, n) + weight (R, 1.., o, f) @ tokens (R, ..., f, n)."""
+    weight = weight.expand(*tokens.shape[:-2], *weight.shape[-2:])
+    flat = (tensor.reshape(-1, *tensor.shape[-2:]) for tensor in (onto, weight, tokens))
+    return torch.baddbmm(*flat).view(*tokens.shape[:-2], *onto.shape[-2:])
 
 
 def _add_rows(tokens: Tensor, leading: Tensor) -> Tensor:

@@ -186,10 +186,13 @@ def test_the_kernel_of_other_devices_gives_the_same(batch, m, r, e, v):
 def test_kernels_for_few_keys_and_few_queries(batch):
     q, k, v = (t.mT.contiguous().requires_grad_() for t in tokens(4, 7, 3, 2, batch))
     bias = torch.rand(*batch, 7, 1, generator=generator(5), dtype=torch.float64).requires_grad_()
-    assert gradcheck(_FewKeys.apply, (q, k, bias, v))
+    onto = torch.rand(*batch, 1, 4, generator=generator(6), dtype=torch.float64).requires_grad_()
+    assert gradcheck(_FewKeys.apply, (q, k, bias, v, onto))
     assert gradcheck(lambda *t: _FewQueries.apply(*t, 0.7), (q, k, v))
     scores = k.mT @ q + bias
-    torch.testing.assert_close(_FewKeys.apply(q, k, bias, v), v @ torch.softmax(scores, -2))
+    update = v @ torch.softmax(scores, -2)
+    update[..., :1, :] += onto
+    torch.testing.assert_close(_FewKeys.apply(q, k, bias, v, onto), update)
     expected = by_hand(q.mT, k.mT, v.mT, 0.7 * math.sqrt(3)).mT
     torch.testing.assert_close(_FewQueries.apply(q, k, v, 0.7), expected)
 

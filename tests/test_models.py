@@ -123,6 +123,17 @@ def test_one_blown_up_trial_leaves_the_others_alone():
     torch.testing.assert_close(result[1], clean)
 
 
+@pytest.mark.parametrize("backend", ["absorbed", "fused", "materialised"])
+def test_batch_dimensions_broadcast(backend):
+    points, centers = task(batch=(2, 3))
+    model = ClusteringTransformer(3, 5, n_layers=2, backend=backend, generator=generator(1))
+    points, centers = points[:, :1], centers[:1]
+    found = model(points, centers)
+    for i in range(2):
+        for j in range(3):
+            torch.testing.assert_close(found[i, j], model(points[i, 0], centers[0, j]))
+
+
 @pytest.mark.parametrize("embedding", EMBEDDINGS)
 def test_order_of_points_does_not_matter_and_of_centers_only_through_codes(embedding):
     points, centers = task(batch=())

@@ -1,0 +1,51 @@
+"""What all benchmarks share: the machine in words, its peak, CPU time, where results go."""
+
+from __future__ import annotations
+
+import csv
+import platform
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from leancluster_core.experiments.provenance import commit, device_name
+
+RESULTS = Path(__file__).parents[1] / "results" / "benchmarks"
+
+
+def describe(device: str = "cpu") -> str:
+    """One line: device, threads, versions, commit."""
+    return (
+        f"{device_name(torch.device(device))}, {torch.get_num_threads()} thread(s), "
+        f"torch {torch.__version__}, Python {platform.python_version()}, commit {commit()}"
+    )
+
+
+def seconds(work: Callable[[], object], times: int) -> float:
+    """CPU seconds of this process for some calls."""
+    started = time.process_time()
+    for _ in range(times):
+        work()
+    return time.process_time() - started
+
+
+def peak_operations() -> float:
+    """Floating-point operations a second of a large float32 product, the best of some."""
+    a = torch.rand(1024, 1024)
+    out = torch.empty_like(a)
+    torch.mm(a, a, out=out)
+    return 2 * 1024**3 * 4 / min(seconds(lambda: torch.mm(a, a, out=out), 4) for _ in range(5))
+
+
+def save(name: str, rows: Sequence[dict[str, Any]]) -> None:
+    """Write rows of results, and the machine that they are from, beside the tracked results."""
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    with (RESULTS / f"{name}.csv").open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+    (RESULTS / f"{name}.txt").write_text(describe() + "\n", encoding="utf-8")
+    print(f"saved {name}.csv")

@@ -1,0 +1,171 @@
+"""Our training step against the literal definition, alternating in one run.
+
+    python benchmarks/step.py            about three minutes on one core
+    python benchmarks/step.py --quick    one repetition of each, to see that it works
+
+Ours is the step that ``train`` takes: all trials in one batch, attention without the n x n matrix,
+absorbed projections, tasks drawn in blocks. The literal one trains one model at a time with
+pairwise distances, softmax, product, torch's autograd and Adam, and draws its tasks one by one.
+Both draw their tasks in the time that is measured. A ratio compares the time of one step of one
+trial. Time is CPU time of this process on one thread, which other programs disturb least.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import time
+from collections.abc import Callable
+
+import torch
+from machine import describe, peak_operations, save, seconds
+from torch import Tensor, nn
+
+from leancluster_core import TaskDistribution, cluster_codes
+from leancluster_core.embeddings import code_width
+from leancluster_core.experiments import PAPER_SEEDS, TrainingConfig
+from leancluster_core.experiments.training import TASK_BLOCK, Trainer
+
+SETTINGS = [(4, 6), (32, 10), (32, 25)]
+GOALS = {(512, 4): 6.0, (512, 32): 4.0}
+N_TASKS = 32
+
+
+class Literal(nn.Module):
+    """Equation 4 as it is written, for one model (4, e, e) and a batch of tasks."""
+
+    def __init__(self, n_features: int, n_clusters: int, embedding: str) -> None:
+        super().__init__()
+        self.codes = cluster_codes(n_clusters, embedding)
+        width = n_features + self.codes.shape[1]
+        bound = 1 / math.sqrt(width)
+        for name in ("query", "key", "value"):
+            setattr(self, name, nn.Parameter(torch.empty(4, width, width).uniform_(-bound, bound)))
+
+    def attend(self, index: int, queries: Tensor, keys: Tensor) -> Tensor:
+        q, k, v = queries @ self.query[index], keys @ self.key[index], keys @ self.value[index]
+        distances = q.square().sum(-1, keepdim=True) + k.square().sum(-1).unsqueeze(-2)
+        distances = distances - 2 * q @ k.mT
+        return torch.softmax(-distances / math.sqrt(q.shape[-1]), -1) @ v
+
+    def forward(self, points: Tensor, centers: Tensor) -> Tensor:
+        width = self.query.shape[-1]
+        x = nn.functional.pad(points, (0, width - points.shape[-1]))
+        c = torch.cat([centers, self.codes.expand(*centers.shape[:-1], -1)], -1)
+        x = x + self.attend(0, x, c) + self.attend(1, x, x)
+        c = c + self.attend(2, c, x) + self.attend(3, c, c)
+        return c[..., : points.shape[-1]]
+
+
+def literal_loss(points: Tensor, centers: Tensor, penalty: float) -> Tensor:
+    """Smoothed loss with sparsemax by sort and threshold (Section 3)."""
+    distances = points.square().sum(-1, keepdim=True) + centers.square().sum(-1).unsqueeze(-2)
+    distances = distances - 2 * points @ centers.mT
+    scores = -distances / penalty
+    ordered = scores.sort(-1, descending=True).values
+    sums = ordered.cumsum(-1)
+    sizes = torch.arange(1, scores.shape[-1] + 1)
+    size = (1 + sizes * ordered > sums).sum(-1, keepdim=True)
+    weights = (scores - (sums.gather(-1, size - 1) - 1) / size).clamp_min(0)
+    return (weights * distances).sum((-1, -2)).mean()
+
+
+def literal_stepper(task: TaskDistribution, embedding: str) -> Callable[[], None]:
+    model = Literal(task.n_features, task.n_clusters, embedding)
+    optimiser = torch.optim.Adam(model.parameters(), lr=0.01)
+    generator = torch.Generator().manual_seed(0)
+
+    def step() -> None:
+        tasks = [task.sample((), generator=generator) for _ in range(N_TASKS)]
+        points, centers = (torch.stack(tensors) for tensors in zip(*tasks, strict=True))
+        loss = literal_loss(points, model(points, centers), 0.1)
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+
+    return step
+
+
+def our_stepper(task: TaskDistribution, embedding: str, n_trials: int) -> Callable[[], None]:
+    """Each call is TASK_BLOCK steps."""
+    config = TrainingConfig(
+        task, embedding, penalty=0.1, batch_size=N_TASKS, seeds=PAPER_SEEDS[:n_trials],
+        n_steps=10**6, evaluate_every=10**6,
+    )  # fmt: skip
+    return Trainer([config], "cpu").advance
+
+
+def operations(task: TaskDistribution, embedding: str) -> float:
+    """Floating-point operations (two a multiply-add) that a step of one trial cannot do without.
+
+    Products only: softmax, sparsemax, Adam and sampling count as nothing. Attention among points
+    works at width d + 1 (the bias travels as a feature): scores forward and again backward, values,
+    and four products backward. The other attentions and projections: twice their forward products
+    for the backward pass.
+    """
+    n, d, k = task.n_points, task.n_features, task.n_clusters
+    e = d + code_width(k, embedding)
+    among_points = 2 * n * n * ((d + 1) + d + (d + 1) + d + 2 * (d + 1) + (d + 1))
+    projections = 3 * 2 * n * (d * d + e * d + e * e + e * d)  # A2's queries, norms, values
+    points_to_centers = 3 * 2 * n * k * (d + e)
+    centers_to_points = 3 * 2 * (n * e * e + 2 * n * k * e)
+    loss = 3 * 2 * n * k * d
+    return N_TASKS * (among_points + projections + points_to_centers + centers_to_points + loss)
+
+
+def measure(task: TaskDistribution, embedding: str, repetitions: int) -> list[dict[str, object]]:
+    literal = literal_stepper(task, embedding)
+    ours = {trials: our_stepper(task, embedding, trials) for trials in (1, 10)}
+    literal_steps = 1 if task.n_points >= 512 else 4
+    times: dict[int, list[tuple[float, float]]] = {1: [], 10: []}
+    for repetition in range(repetitions + 1):
+        slow = seconds(literal, literal_steps) / literal_steps
+        for trials, advance in ours.items():
+            fast = seconds(advance, 1) / TASK_BLOCK / trials
+            slow_again = seconds(literal, literal_steps) / literal_steps
+            if repetition:  # the first one warms up
+                times[trials].append((fast, (slow + slow_again) / 2))
+            slow = slow_again
+    peak = peak_operations()
+    rows = []
+    for trials, pairs in times.items():
+        fast, slow = torch.tensor(pairs, dtype=torch.float64).T
+        low, middle, high = (slow / fast).quantile(torch.tensor([0.25, 0.5, 0.75]).double()).tolist()
+        share = operations(task, embedding) / float(fast.median()) / peak
+        rows.append({
+            "n": task.n_points, "d": task.n_features, "k": task.n_clusters,
+            "embedding": {"onehot": "OH", "binary": "BN"}[embedding], "trials": trials,
+            "literal_ms": round(1e3 * float(slow.median()), 2),
+            "ours_ms": round(1e3 * float(fast.median()), 2),
+            "ratio": round(middle, 1), "ratio_low": round(low, 1), "ratio_high": round(high, 1),
+            "share_of_peak": round(share, 2),
+        })  # fmt: skip
+        print("  ".join(f"{name}={value}" for name, value in rows[-1].items()), flush=True)
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--repetitions", type=int, default=5)
+    chosen = parser.parse_args()
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    print(describe())
+    rows = [
+        row
+        for n in (512, 128)
+        for d, k in SETTINGS
+        for embedding in ("onehot", "binary")
+        for row in measure(
+            TaskDistribution(n_points=n, n_features=d, n_clusters=k),
+            embedding,
+            1 if chosen.quick else chosen.repetitions,
+        )
+    ]
+    if not chosen.quick:
+        save("step", rows)
+
+
+if __name__ == "__main__":
+    main()
