@@ -54,9 +54,8 @@ def published(project):
         ({"output": "mine/fig02.ipynb"}, None),
     ],
 )
-def test_only_the_paper_s_parameters_reach_the_ledger(project, options, expected):
-    if "output" in options:
-        options = options | {"output": project / options["output"]}
+def test_only_the_paper_s_parameters_reach_the_ledger(project, monkeypatch, options, expected):
+    monkeypatch.chdir(project)
     run_notebook(project / "notebooks" / "fig02.py", **options)
     assert published(project) == expected
 
