@@ -64,6 +64,8 @@ from leancluster_core.experiments.pages import provenance_card, save_figure, sav
 
 torch.set_num_threads(1)
 arrows = directions(seed=seed)
+
+# %% tags=["hide-input"]
 agree = int((arrows["computed"] == arrows["stated"]).sum())
 sure = int((arrows["computed"] == arrows["grid"]).sum())
 shown = arrows.assign(arrow=arrows["computed"].map({"+": "worsens", "-": "improves"}))
@@ -88,6 +90,7 @@ save_table(arrows, output_dir, "tab02_derivatives", caption="The derivatives beh
 # A *problem* is a bound in one reading: the paper's lemmas leave some norms open, so the reasonable readings are tried, and
 # the one that the proofs need counts as the paper's. The search starts from corner cases and random inputs, and
 # climbs on the ratio of what is measured to what the bound allows. A ratio above 1 refutes the bound.
+# Bounds marked "sharp" or "repaired" are ours.
 
 # %%
 from leancluster_core.experiments.attacks import (
@@ -105,6 +108,8 @@ problems += [
 ]
 worst = attack_all(problems, scale=scale, seed=seed)
 table = bounds_table(worst)
+
+# %% tags=["hide-input"]
 save_table(
     verdicts_table(table),
     output_dir,
@@ -183,6 +188,8 @@ Markdown(
 planted = [p for p in attention_problems(1, 2, 2, 0.01, constant=1 / 1.5) if p.stated]
 planted += [p for p in softmax_problems(3, 0.01, constant=1 / 1.5) if p.bound == "I.3 entries" and p.stated]
 found = bounds_table(attack_all(planted, scale=scale, seed=seed))
+
+# %% tags=["hide-input"]
 save_table(
     found[["bound", "worst_ratio"]].assign(
         noticed=found["worst_ratio"].gt(1 + 1e-9).map({True: "yes", False: "no"})

@@ -102,7 +102,7 @@ save_table(
 # as if some code were all ones. The codes are the numbers below $k$, and none of them has more than
 # $\lfloor \log_2 k \rfloor$ ones, so for $k$ between two powers of two $d_E$ is one less.
 
-# %%
+# %% tags=["hide-input"]
 import pandas as pd
 
 from leancluster_core.experiments.bounds import attained_center_square_norm, center_square_norm
@@ -145,6 +145,8 @@ problems = [
     if problem.claim == "I-1"
 ]
 table = bounds_table(attack_all(problems, scale=scale, seed=seed))
+
+# %% tags=["hide-input"]
 save_table(
     verdicts_table(table),
     output_dir,

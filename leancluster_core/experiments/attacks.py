@@ -189,7 +189,9 @@ def verdicts_table(table: pd.DataFrame) -> pd.DataFrame:
         worst = rows.loc[rows["worst_ratio"].idxmax()]
         fallen = rows[rows["worst_ratio"] > 1 + ROUNDING]
         if len(fallen):
-            plainest = fallen["input"].iloc[fallen["input"].str.len().argmin()]
+            told = fallen["input"][fallen["input"] != fallen["size"]]
+            told = told if len(told) else fallen["input"]
+            plainest = told.iloc[told.str.len().argmin()]
         lines.append(
             {
                 "bound": bound,

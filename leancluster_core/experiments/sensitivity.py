@@ -309,7 +309,7 @@ def _prepared(
         raise ValueError(f"model must be a single trial, got n_trials={n_trials}")
     if points.dim() != 3:
         raise ValueError(f"points must have the shape (tasks, n, d), got {tuple(points.shape)}")
-    bias = model._parameters["query_bias"] is not None
+    bias = "query_bias" in dict(model.named_parameters())
     if math.isinf(model.inverse_temperature) or model.n_layers != 1 or bias:
         raise ValueError(
             "model must have one layer, no bias and a finite inverse_temperature, got "

@@ -12,7 +12,9 @@ from leancluster_core.experiments.sensitivity import (
     evaluation_tasks,
     loss_sensitivity,
     model_sensitivity,
+    sensitivity_frame,
     spectral_norms,
+    token_norms_table,
     untrained_model,
 )
 
@@ -104,10 +106,40 @@ def test_spectral_norms_and_streams():
     model = untrained_model(3, 2, 3, "onehot", inverse_temperature=2.0)
     assert model.inverse_temperature == 2.0
     norms = spectral_norms(model)
-    largest = max(float(torch.linalg.svdvals(model.value[i].detach().double()).max()) for i in range(4))
+    largest = max(
+        float(torch.linalg.svdvals(model.value[i].detach().double()).max()) for i in range(4)
+    )
     assert norms.value_norm == pytest.approx(largest)
     again = untrained_model(3, 2, 3, "onehot")
     assert torch.equal(model.query, again.query)
+
+
+def test_a_sweep_varies_one_setting_at_a_time():
+    axes = {"n_features": [2, 3], "penalty": [0.1, 1.0]}
+    frame = sensitivity_frame(
+        axes, n_points=8, n_features=2, n_clusters=2, seeds=[0, 1], n_tasks=1, n_iterations=1
+    )
+    counts = frame.groupby(["axis", "quantity"]).size()
+    # 2 values x 2 codes x 2 seeds, the loss with 2 regularizers
+    assert counts["n_features", "centers"] == 8
+    assert counts["n_features", "loss"] == counts["penalty", "loss"] == 16
+    assert ("penalty", "centers") not in counts
+    of_penalty = frame[frame["axis"] == "penalty"]
+    assert (of_penalty["value"] == of_penalty["penalty"]).all()
+    with pytest.raises(ValueError, match="axis must be one of"):
+        sensitivity_frame({"gamma": [1.0]}, n_points=8, n_features=2, n_clusters=2, seeds=[0])
+
+
+def test_token_norms_stay_within_table_3():
+    task = TaskDistribution("normal", 16, 2, 3)
+    models = {(e, "untrained"): untrained_model(1, 2, 3, e) for e in ("onehot", "binary")}
+    table = token_norms_table(models, task, n_tasks=5, seed=0)
+    assert list(table["attention"]) == ["A1", "A2", "A3", "A4"] * 2
+    assert (table["rho"] <= table["bound rho"]).all()
+    assert (table["rho'"] <= table["bound rho'"]).all()
+    first = table.iloc[0]
+    assert (first["m"], first["m'"]) == (16, 3)
+    assert first["bound rho'"] == pytest.approx(math.sqrt(3))
 
 
 def test_refusals(setting):
