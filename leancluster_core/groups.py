@@ -1,9 +1,9 @@
 """Groups of equal rows, and sums over the rows of a group.
 
 Equal rows are found in the time of a sort instead of by comparing all pairs. Rows are equal when
-all of their numbers are (so 0.0 and -0.0 are). Each row is hashed to 64 bits, a sort brings equal
-hashes together, and each row is then compared with the first of its group: the answer doesn't rest
-on the hash, which only decides how fast it comes.
+all of their numbers are (so 0.0 and -0.0 are). Each row is hashed to 64 bits, a sort (or, for few
+groups, a table) brings equal hashes together, and each row is then compared with the first of its
+group: the answer doesn't rest on the hash, which only decides how fast it comes.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ _BLOCK_ROWS = 1 << 14
 
 _FIRST_COLUMNS = 4
 _SAMPLE_ROWS = 1 << 10
+_TABLE_SLOTS = 1 << 20
 
 _MOST_LABELS_IN_A_PRODUCT = 1 << 10
 
@@ -55,16 +56,42 @@ def group_equal_rows(rows: Tensor) -> Groups:
     # Rows that differ in their first columns differ: hash the others only if need be.
     hashes = _hash(columns[:_FIRST_COLUMNS])
     if len(columns) > _FIRST_COLUMNS:
-        sample = hashes[:_SAMPLE_ROWS]
-        if len(sample.unique()) == len(sample) and _run_starts(hashes.sort().values).all():
+        if _share_of_distinct(hashes) == 1 and _run_starts(hashes.sort().values).all():
             return Groups(torch.arange(n_rows, device=rows.device), None)
         hashes += _hash(columns[_FIRST_COLUMNS:], salt=1)
+    groups = _groups_by_table(hashes) if _share_of_distinct(hashes) < 0.5 else None
+    groups = groups or _groups_by_sorting(hashes)
+    if groups.group is None or _hold_equal_rows(groups, columns):
+        return groups
+    return _groups_by_comparison(columns)
+
+
+def _share_of_distinct(hashes: Tensor) -> float:
+    """Among the first of them."""
+    sample = hashes[:_SAMPLE_ROWS]
+    return len(sample.unique()) / len(sample)
+
+
+def _groups_by_table(hashes: Tensor) -> Groups | None:
+    """Groups of equal hashes if there are few: None if two of them need one slot of the table."""
+    slots = (hashes >> 40) & (_TABLE_SLOTS - 1)  # high bits: products mix upwards
+    rows = torch.arange(len(hashes), device=hashes.device)
+    table = rows.new_full((_TABLE_SLOTS,), len(rows)).scatter_reduce_(0, slots, rows, "amin")
+    first_of_row = table.index_select(0, slots)
+    if not torch.equal(hashes.index_select(0, first_of_row), hashes):
+        return None
+    first = (first_of_row == rows).nonzero().flatten()
+    table[slots[first]] = rows[: len(first)]
+    return Groups(first, table.index_select(0, slots))
+
+
+def _groups_by_sorting(hashes: Tensor) -> Groups:
+    """Groups of equal hashes."""
     hashes, order = torch.sort(hashes, stable=True)
     starts = _run_starts(hashes)
     if bool(starts.all()):
-        return Groups(torch.arange(n_rows, device=rows.device), None)
-    groups = _in_order(order[starts], order, starts.cumsum(0).sub_(1))
-    return groups if _hold_equal_rows(groups, columns) else _group_by_comparison(columns)
+        return Groups(torch.arange(len(hashes), device=hashes.device), None)
+    return _in_order(order[starts], order, starts.cumsum(0).sub_(1))
 
 
 def _run_starts(sorted_values: Tensor) -> Tensor:
@@ -128,7 +155,7 @@ def _hash(columns: Tensor, salt: int = 0) -> Tensor:
     return hashes
 
 
-def _group_by_comparison(columns: Tensor) -> Groups:
+def _groups_by_comparison(columns: Tensor) -> Groups:
     """The same by a lexicographic sort: slow, for the day on which two hashes collide."""
     _, group = torch.unique(columns.t() + 0.0, dim=0, return_inverse=True)
     rows = torch.arange(len(group), device=columns.device)

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from leancluster_core import cluster_codes
 from leancluster_core import groups as rooms
 from leancluster_core.groups import group_equal_rows, sums_by_label
 
@@ -34,7 +35,8 @@ def found_groups(rows: Tensor) -> list[list[int]]:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("n_rows", "n_features", "n_values"), [
-    (1, 1, 1), (2, 1, 1), (100, 1, 3), (300, 2, 7), (300, 9, 2), (500, 3, 1000), (50, 4, 1),
+    (1, 1, 1), (2, 1, 1), (100, 1, 3), (3000, 5, 2), (3000, 2, 30), (40, 6, 2),
+    (300, 2, 7), (300, 9, 2), (500, 3, 1000), (50, 4, 1),
 ])  # fmt: skip
 def test_groups_are_those_of_a_dictionary(
     dtype: torch.dtype, n_rows: int, n_features: int, n_values: int
@@ -110,3 +112,17 @@ def test_sums_by_label_are_those_of_a_loop(dtype: torch.dtype, n_labels: int) ->
             torch.testing.assert_close(
                 found[task, :, label], expected, rtol=8 * torch.finfo(dtype).eps, atol=0
             )
+
+
+def test_a_table_with_too_few_slots_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rooms, "_TABLE_SLOTS", 4)
+    rows = (torch.arange(3000) % 50).double().unsqueeze(1)
+    assert rooms._groups_by_table(rooms._hash(rows.t())) is None
+    assert found_groups(rows) == dictionary_groups(rows)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_few_groups_are_found_without_a_sort(dtype: torch.dtype) -> None:
+    """The codes of clusters, whose bits are nearly all zero, spread over the table."""
+    codes = cluster_codes(100, "binary").to(dtype)
+    assert rooms._groups_by_table(rooms._hash(codes.repeat(30, 1).t())) is not None
