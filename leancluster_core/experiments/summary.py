@@ -94,6 +94,11 @@ def describe_ends(frame: pd.DataFrame, by: Sequence[str]) -> Shown:
         f"At the end of training {below.sum()} of {len(losses)} curves lie below one step of "
         f"Lloyd's algorithm: of {n_settings} settings, {', '.join(counts)}. "
     )
+    for name in by:
+        groups = below.groupby(losses[name], sort=False).agg(["sum", "size"])
+        if len(groups) > 1:
+            parts = [f"{plain(value)}: {n} of {size}" for value, (n, size) in groups.iterrows()]
+            text += f"By {SHORT_NAMES.get(name, name)}: {', '.join(parts)}. "
     finite = losses.dropna(subset=["median"])
     if len(finite):
         best, worst = finite.loc[finite["median"].idxmin()], finite.loc[finite["median"].idxmax()]

@@ -77,6 +77,7 @@ def test_words_count_what_lies_below_lloyd_and_name_the_extremes():
     text = describe_ends(frame, ["penalty"]).data["text/markdown"]
     assert "2 of 4 curves lie below" in text
     assert "of 2 settings, OH:L2 in 2, NA:L2 in 0" in text
+    assert "By tau: 1: 1 of 2, 0.1: 1 of 2." in text
     assert "lowest relative loss is 0.900 (OH:L2 at tau = 0.1)" in text
     assert "highest 1.500 (NA:L2 at tau = 1)" in text
     assert "1 of 1 of NA:L2 at tau = 0.1" in text
