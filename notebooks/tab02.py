@@ -33,7 +33,7 @@ scale = "laptop"
 output_dir = ""
 dispersions = [0.01, 0.1, 1.0, 3.0, 10.0]
 n_scores = [2, 3, 8, 64]
-attention_sizes = [[1, 2, 1], [1, 3, 2], [2, 8, 3]]
+attention_sizes = [[1, 2, 1], [1, 3, 2], [2, 8, 3], [1, 64, 4]]
 seed = 0
 
 # %% tags=["hide-input"]
