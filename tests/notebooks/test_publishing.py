@@ -23,7 +23,7 @@ penalties = [1.0, 0.1]
 def project(tmp_path, monkeypatch):
     """A project with one notebook, whose cells are not run: only its verdict is saved."""
 
-    def execute(notebook, page, values):
+    def execute(notebook, page, values, *_):
         scale = values.get("scale", "laptop")
         saved = tmp_path / values["output_dir"] / "verdicts.json"
         write_verdicts([Verdict("F2-beats", "not reproduced", scale, "rel 1.1")], saved)
