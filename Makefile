@@ -25,8 +25,10 @@ RUN := $(BIN)/python -m leancluster_core.experiments.notebooks run
 .DEFAULT_GOAL := book
 # The runner replaces pages as a whole, so a run that fails leaves the last good one: make must too.
 .PRECIOUS: book/%.ipynb book/generated/%/run.json
-.PHONY: book test figures clean environment $(NOTEBOOKS)
+.PHONY: book test figures clean environment FORCE $(NOTEBOOKS)
 
+# The book trains nothing: a page whose runs are not in results/ says so, and `make fig04` trains them.
+book: STORED := --stored-only
 book: _build/html/.complete
 	@echo "The book: _build/html/index.html"
 
@@ -46,7 +48,7 @@ book/generated/results.md: $(PAGES) $(wildcard results/*/*/provenance.json) \
 	$(BIN)/python -m leancluster_core.experiments.results_page $@
 
 book/%.ipynb book/generated/%/run.json: notebooks/%.py $(PACKAGE) constraints.txt | $(ENVIRONMENT)
-	$(RUN) $<
+	$(RUN) $< $(STORED)
 
 # Written by the runner: the runs a page shows and the files it saved, so that a new or missing one
 # makes the page again.

@@ -9,6 +9,7 @@ that have no notebooks.
 from __future__ import annotations
 
 import dataclasses
+import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from itertools import product
@@ -74,6 +75,10 @@ def _config(values: Setting) -> TrainingConfig:
     return TrainingConfig.from_dict({**others, "task": task})
 
 
+class NotTrainedYet(RuntimeError):
+    """Runs of a figure are not stored, and ``LEANCLUSTER_TRAIN=never`` forbids to train them."""
+
+
 def figure_runs(
     configs: Sequence[TrainingConfig],
     scale: str,
@@ -88,7 +93,9 @@ def figure_runs(
     weights: runs kept for their history alone are trained again. taking_turns: train so that
     elapsed times compare (:func:`timing.train_alternating`).
 
-    Raises ValueError where training at scale "paper" would fall to a CPU, unless ``paper_on_cpu``.
+    Raises ValueError where training at scale "paper" would fall to a CPU, unless ``paper_on_cpu``,
+    and NotTrainedYet where anything would have to train in an environment with
+    ``LEANCLUSTER_TRAIN=never`` (as ``make book`` sets it).
     """
     check_choice("scale", scale, SCALES)
     check_flag("paper_on_cpu", paper_on_cpu)
@@ -97,6 +104,8 @@ def figure_runs(
     left = missing(configs, store, weights=weights)
     if left:
         expected = expected_time(configs, store)
+        if os.environ.get("LEANCLUSTER_TRAIN") == "never":
+            raise NotTrainedYet(expected)
         if scale == "paper" and resolve_device("auto").type == "cpu" and not paper_on_cpu:
             raise ValueError(
                 f"paper_on_cpu must be True to train at scale 'paper' without a GPU ({expected}), "

@@ -16,7 +16,8 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,7 @@ def run_notebook(
     *,
     scale: str | None = None,
     parameters: Mapping[str, object] | None = None,
+    stored_only: bool = False,
 ) -> Path:
     """Execute a notebook and return the path of the executed ``.ipynb``.
 
@@ -49,6 +51,9 @@ def run_notebook(
     the folder of the same name beside the ``.ipynb``. Nothing changes at either place before the
     last cell has run. Verdicts of a run into the book, with no other parameter changed than the
     scale, go into the ledger.
+
+    stored_only: train nothing. Where a run is not in the store, the page is the notebook as it
+    stands, with a note that says what is missing.
 
     Raises ValueError for an unknown parameter or a value of another type, before anything runs, and
     RuntimeError naming the cell that failed; what ran until then lies in ``_build/failed``.
@@ -79,19 +84,29 @@ def run_notebook(
         if saved is not None:
             values["output_dir"] = _from_project(draft / "saved")
             (draft / "saved").mkdir()
-        notebook = _execute(jupytext.read(source), draft / page.name, values)
+        notebook, pending = jupytext.read(source), ""
+        try:
+            with _training_allowed(not stored_only):
+                notebook = _execute(notebook, draft / page.name, values)
+        except _NotTrainedYet as error:
+            pending = str(error)
+            _say_pending(notebook, source.stem, pending)
+            shutil.rmtree(draft / "saved", ignore_errors=True)
+            (draft / "saved").mkdir()
         runs = _reproducible(notebook)
         text = json.dumps(notebook, indent=1, ensure_ascii=False, sort_keys=True) + "\n"
         if saved is not None:
-            text = text.replace(values.pop("output_dir"), _from_project(saved))
+            text = text.replace(str(values.pop("output_dir")), _from_project(saved))
             shown = {
                 key: value for key, value in (defaults | values).items() if key != "output_dir"
             }
             record = {"notebook": source.stem, "parameters": shown, "runs": runs}
+            if pending:
+                record["pending"] = pending
             _keep(draft / "saved", saved, page, record)
         (draft / page.name).write_text(text, encoding="utf-8")
         os.replace(draft / page.name, page)
-        if for_ledger:
+        if for_ledger and not pending:
             publish_verdicts(source.stem, own_folder / "verdicts.json")
     finally:
         shutil.rmtree(draft, ignore_errors=True)
@@ -115,6 +130,38 @@ def _destinations(source: Path, output: str | Path | None, scale: object) -> tup
 
 def _from_project(path: Path) -> str:
     return Path(os.path.relpath(path, project_root())).as_posix()
+
+
+class _NotTrainedYet(Exception):
+    """A run is not in the store; the message says how many, and how long they would take."""
+
+
+def _say_pending(notebook: Any, asset: str, what: str) -> None:
+    """Put a note below the title of a notebook that was not executed."""
+    note = (
+        "```{admonition} Not run yet\n:class: warning\n"
+        f"The runs behind this page are not all stored: {what}. `make {asset}` trains what is "
+        "missing; then the page has its figures, and its claims their verdicts. Below is the "
+        "notebook as it will be executed.\n```"
+    )
+    title = notebook.cells[0]
+    heading, _, rest = title.source.partition("\n")
+    title.source = f"{heading}\n\n{note}\n{rest}"
+
+
+@contextmanager
+def _training_allowed(allowed: bool) -> Iterator[None]:
+    """Kernels started within inherit whether they may train (see ``grids.figure_runs``)."""
+    before = os.environ.get("LEANCLUSTER_TRAIN")
+    if not allowed:
+        os.environ["LEANCLUSTER_TRAIN"] = "never"
+    try:
+        yield
+    finally:
+        if before is None:
+            os.environ.pop("LEANCLUSTER_TRAIN", None)
+        else:
+            os.environ["LEANCLUSTER_TRAIN"] = before
 
 
 def _execute(notebook: Any, page: Path, values: Mapping[str, object]) -> Any:
@@ -141,6 +188,8 @@ def _execute(notebook: Any, page: Path, values: Mapping[str, object]) -> Any:
                 cwd=project_root(),
             )
         except PapermillExecutionError as error:
+            if error.ename == "NotTrainedYet":
+                raise _NotTrainedYet(error.evalue) from None
             what = f"{error.ename}: {error.evalue}"
             raise _failure(page, error.exec_count, error.source, what) from None
         except DeadKernelError:
@@ -244,10 +293,18 @@ def _make_rules(draft: Path, saved: Path, page: Path, record: Mapping[str, Any])
     for key in record["runs"]:
         needs += [path for path in root.glob(f"results/*/{key}/*") if path.is_file()]
     listed = " ".join(sorted(_from_project(path) for path in needs))
+    made = f"{_from_project(page)} {_from_project(saved / 'run.json')}"
+    if "pending" in record:
+        # New runs may complete the page; asked for by name, it is made (and trained) in any case.
+        return (
+            f"{made}: $(wildcard results/*/*/provenance.json)\n"
+            f"ifneq ($(filter {record['notebook']} figures,$(MAKECMDGOALS)),)\n"
+            f"{made}: FORCE\nendif\n"
+        )
     if not listed:
         return ""
     # A rule without commands makes a file that is gone count as new, not as an error.
-    return f"{_from_project(page)} {_from_project(saved / 'run.json')}: {listed}\n{listed}:\n"
+    return f"{made}: {listed}\n{listed}:\n"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -264,13 +321,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     run.add_argument(
         "-p", nargs=2, action="append", default=[], metavar=("NAME", "VALUE"), help="a parameter"
     )
+    run.add_argument(
+        "--stored-only", action="store_true", help="train nothing: a page without its runs says so"
+    )
     arguments, pairs = _take_parameters(list(sys.argv[1:] if arguments is None else arguments))
     options = parser.parse_args(arguments)
 
     started = time.perf_counter()
     try:
         page = run_notebook(
-            options.source, options.output, scale=options.scale, parameters=dict(pairs)
+            options.source,
+            options.output,
+            scale=options.scale,
+            parameters=dict(pairs),
+            stored_only=options.stored_only,
         )
     except ValueError as error:
         print(f"{options.source}: {error}", file=sys.stderr)

@@ -11,6 +11,7 @@ from leancluster_core.experiments.config import TrainingConfig
 from leancluster_core.experiments.grids import (
     GRIDS,
     TIMED_FIGURES,
+    NotTrainedYet,
     curve_configs,
     curve_frame,
     figure_configs,
@@ -143,3 +144,10 @@ def test_paper_scale_on_a_cpu_must_be_asked_for(tmp_path, monkeypatch):
         figure_runs(figure_configs("fig02"), "paper")
     assert len(figure_runs([small()], "paper", paper_on_cpu=True)) == 1
     figure_runs([small()], "paper")  # nothing left to train
+
+
+def test_an_environment_may_forbid_training(monkeypatch, tmp_path):
+    monkeypatch.setattr("leancluster_core.experiments.grids.results_root", lambda: tmp_path)
+    monkeypatch.setenv("LEANCLUSTER_TRAIN", "never")
+    with pytest.raises(NotTrainedYet, match="0 of 1 configs are stored"):
+        figure_runs([small()], "smoke")

@@ -261,3 +261,24 @@ def test_the_progress_of_a_training_is_not_kept(monkeypatch):
     ]
     (kept,) = notebooks._merge_streams(outputs)
     assert kept.text == warning
+
+
+def test_a_page_whose_runs_are_not_stored_says_so(tmp_path):
+    """The book trains nothing: such a page is the notebook as it stands, with a note."""
+    source = tmp_path / "fig99.py"
+    source.write_text(
+        "# %% [markdown]\n# # A figure\n# Its text.\n\n"
+        '# %% tags=["parameters"]\noutput_dir = ""\n\n'
+        "# %%\nimport os\n\nfrom leancluster_core.experiments.grids import NotTrainedYet\n\n"
+        "if os.environ.get('LEANCLUSTER_TRAIN') == 'never':\n"
+        "    raise NotTrainedYet('1 of 6 configs are stored; 5 to train')\n"
+    )
+    page = run_notebook(source, stored_only=True)
+    title = nbformat.read(page, as_version=4).cells[0].source
+    assert title.startswith("# A figure\n\n```{admonition} Not run yet")
+    assert "1 of 6 configs are stored; 5 to train. `make fig99`" in title
+    assert title.endswith("\nIts text.")
+    record = tmp_path / "fig99" / "run.json"
+    assert json.loads(record.read_text())["pending"].startswith("1 of 6")
+    run_notebook(source)  # allowed to train again
+    assert "pending" not in json.loads(record.read_text())
