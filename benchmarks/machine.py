@@ -25,11 +25,12 @@ def describe(device: str = "cpu") -> str:
 
 
 def seconds(work: Callable[[], object], times: int) -> float:
-    """CPU seconds of this process for some calls."""
-    started = time.process_time()
+    """Seconds for some calls: CPU time of this process on one thread, else wall time."""
+    clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
+    started = clock()
     for _ in range(times):
         work()
-    return time.process_time() - started
+    return clock() - started
 
 
 def peak_operations() -> float:
@@ -38,6 +39,15 @@ def peak_operations() -> float:
     out = torch.empty_like(a)
     torch.mm(a, a, out=out)
     return 2 * 1024**3 * 4 / min(seconds(lambda: torch.mm(a, a, out=out), 4) for _ in range(5))
+
+
+def softmax_entries() -> float:
+    """Entries a second of a softmax over rows of 512 that stays in cache, the best of some."""
+    scores = torch.rand(256, 512)
+    out = torch.empty_like(scores)
+    torch.softmax(scores, -1, out=out)
+    work = 16 * scores.numel()
+    return work / min(seconds(lambda: torch.softmax(scores, -1, out=out), 16) for _ in range(5))
 
 
 def save(name: str, rows: Sequence[dict[str, Any]]) -> None:

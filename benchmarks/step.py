@@ -7,18 +7,22 @@ Ours is the step that ``train`` takes: all trials in one batch, attention withou
 absorbed projections, tasks drawn in blocks. The literal one trains one model at a time with
 pairwise distances, softmax, product, torch's autograd and Adam, and draws its tasks one by one.
 Both draw their tasks in the time that is measured. A ratio compares the time of one step of one
-trial. Time is CPU time of this process on one thread, which other programs disturb least.
+trial. On one thread, time is CPU time of this process, which other programs disturb least; on
+more (--threads), it is wall time.
+
+share_of_peak: the products that a step cannot do without, at the speed of a large matrix product,
+against the time it took. share_of_floor: the same, with the n x n exponentials of one softmax
+at the speed of a softmax in cache added, since these are no products but must be done too.
 """
 
 from __future__ import annotations
 
 import argparse
 import math
-import time
 from collections.abc import Callable
 
 import torch
-from machine import describe, peak_operations, save, seconds
+from machine import describe, peak_operations, save, seconds, softmax_entries
 from torch import Tensor, nn
 
 from leancluster_core import TaskDistribution, cluster_codes
@@ -96,21 +100,17 @@ def our_stepper(task: TaskDistribution, embedding: str, n_trials: int) -> Callab
 
 
 def operations(task: TaskDistribution, embedding: str) -> float:
-    """Floating-point operations (two a multiply-add) that a step of one trial cannot do without.
+    """Floating-point operations (two a multiply-add) of the products in a step of one trial.
 
-    Products only: softmax, sparsemax, Adam and sampling count as nothing. Attention among points
-    works at width d + 1 (the bias travels as a feature): scores forward and again backward, values,
-    and four products backward. The other attentions and projections: twice their forward products
-    for the backward pass.
+    Only what cannot be left out, whatever we do: among points two products forward and two backward
+    at width d (weights computed again count as nothing); the other attentions and projections
+    forward and twice that backward.
     """
     n, d, k = task.n_points, task.n_features, task.n_clusters
     e = d + code_width(k, embedding)
-    among_points = 2 * n * n * ((d + 1) + d + (d + 1) + d + 2 * (d + 1) + (d + 1))
-    projections = 3 * 2 * n * (d * d + e * d + e * e + e * d)  # A2's queries, norms, values
-    points_to_centers = 3 * 2 * n * k * (d + e)
-    centers_to_points = 3 * 2 * (n * e * e + 2 * n * k * e)
-    loss = 3 * 2 * n * k * d
-    return N_TASKS * (among_points + projections + points_to_centers + centers_to_points + loss)
+    among_points = n * n * 4 * d
+    others = 3 * (2 * n * d * d + n * e * d + n * k * (d + e) + n * e * e + 2 * n * k * e)
+    return 2.0 * N_TASKS * (among_points + others + 3 * n * k * d)
 
 
 def measure(task: TaskDistribution, embedding: str, repetitions: int) -> list[dict[str, object]]:
@@ -126,19 +126,22 @@ def measure(task: TaskDistribution, embedding: str, repetitions: int) -> list[di
             if repetition:  # the first one warms up
                 times[trials].append((fast, (slow + slow_again) / 2))
             slow = slow_again
-    peak = peak_operations()
+    products = operations(task, embedding) / peak_operations()
+    floor = products + N_TASKS * task.n_points**2 / softmax_entries()
     rows = []
     for trials, pairs in times.items():
         fast, slow = torch.tensor(pairs, dtype=torch.float64).T
-        low, middle, high = (slow / fast).quantile(torch.tensor([0.25, 0.5, 0.75]).double()).tolist()
-        share = operations(task, embedding) / float(fast.median()) / peak
+        low, middle, high = (
+            (slow / fast).quantile(torch.tensor([0.25, 0.5, 0.75]).double()).tolist()
+        )
+        ours = float(fast.median())
         rows.append({
             "n": task.n_points, "d": task.n_features, "k": task.n_clusters,
             "embedding": {"onehot": "OH", "binary": "BN"}[embedding], "trials": trials,
             "literal_ms": round(1e3 * float(slow.median()), 2),
-            "ours_ms": round(1e3 * float(fast.median()), 2),
+            "ours_ms": round(1e3 * ours, 2),
             "ratio": round(middle, 1), "ratio_low": round(low, 1), "ratio_high": round(high, 1),
-            "share_of_peak": round(share, 2),
+            "share_of_peak": round(products / ours, 2), "share_of_floor": round(floor / ours, 2),
         })  # fmt: skip
         print("  ".join(f"{name}={value}" for name, value in rows[-1].items()), flush=True)
     return rows
@@ -148,8 +151,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--repetitions", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=1)
     chosen = parser.parse_args()
-    torch.set_num_threads(1)
+    torch.set_num_threads(chosen.threads)
     torch.manual_seed(0)
     print(describe())
     rows = [
@@ -164,7 +168,7 @@ def main() -> None:
         )
     ]
     if not chosen.quick:
-        save("step", rows)
+        save("step" if chosen.threads == 1 else f"step_{chosen.threads}_threads", rows)
 
 
 if __name__ == "__main__":
