@@ -70,8 +70,10 @@ def test_a_notebook_evaluates_the_claims_of_its_asset(smoke, stem):
     assert [verdict.id for verdict in verdicts] == [claim.id for claim in own]
     assert {verdict.scale for verdict in verdicts} == {"smoke"}
     if stem in GRIDS:
-        missing = [verdict for verdict in verdicts if verdict.verdict == "not run"]
-        assert not missing, "the notebook's own grid must have all that its claims need"
+        reasons = [verdict.figures for verdict in verdicts if verdict.verdict == "not run"]
+        # Of four evaluations, the first may come after a quarter of the time.
+        reasons = [reason for reason in reasons if not reason.startswith("no evaluation before")]
+        assert not reasons, "the notebook's own grid must have all that its claims need"
         assert set(verdicts[0].runs) == {c.key for c in figure_configs(stem, "smoke")}
 
 
