@@ -60,6 +60,46 @@ def _hardmax_attention(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
     return result.reshape(*batch_shape, queries.shape[-2], values.shape[-1])
 
 
+@torch.no_grad()
+def _hardmax_update(
+    query: Tensor, key: Tensor, value: Tensor, queries: Tensor, keys: Tensor
+) -> tuple[slice, Tensor]:
+    """What projected hardmax attention adds to the queries' tokens, and to which of their features.
+
+    query, key: (..., e, f), (..., e, g), value: (..., e, g); tokens as columns, queries (..., f, m)
+    and keys (..., g, r). Returns a range of features, outside which the update is zero, and the
+    update there, (..., features, m): the same as those rows of
+    ``_hardmax_attention((query @ queries).mT, (key @ keys).mT, (value @ keys).mT).mT``.
+
+    Of many tokens only those features are touched that the weights can reach; a projection that
+    just picks neighbouring features (as all of Theorem 2.1 do) costs nothing.
+    """
+    scored = _reach(torch.cat([query, key], -1), -2)
+    q = _project(query[..., scored, :], queries)
+    k = _project(key[..., scored, :], keys)
+    rows, read = _reach(value, -2), _reach(value, -1)
+    value, keys = value[..., rows, read], keys[..., read, :]
+    if keys.shape[-1] < queries.shape[-1]:
+        return rows, _hardmax_attention(q.mT, k.mT, _project(value, keys).mT).mT
+    # Attention weights sum to one, so the mean may come first: the many keys aren't projected.
+    return rows, _project(value, _hardmax_attention(q.mT, k.mT, keys.mT).mT)
+
+
+def _reach(weight: Tensor, dim: int) -> slice:
+    """The range of rows (dim -2) or columns (dim -1) of weight (..., e, f) with all nonzeros."""
+    nonzero = (weight != 0).movedim(dim, 0).flatten(1).any(1).nonzero().flatten().tolist() or [0]
+    return slice(nonzero[0], nonzero[-1] + 1)
+
+
+def _project(weight: Tensor, tokens: Tensor) -> Tensor:
+    """weight (..., e, f) @ tokens (..., f, n); a view where that picks neighbouring features."""
+    columns = _reach(weight, -1)
+    weight, tokens = weight[..., columns], tokens[..., columns, :]
+    identity = torch.eye(weight.shape[-1]).to(weight)
+    picks = weight.shape[-2:] == identity.shape and bool((weight == identity).all())
+    return tokens if picks else weight @ tokens
+
+
 def _same(left: Tensor, right: Tensor) -> bool:
     if left.shape != right.shape:
         return False

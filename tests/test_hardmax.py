@@ -10,7 +10,7 @@ from torch import Tensor
 
 from leancluster_core import distance_attention, lloyd_transformer
 from leancluster_core.distances import nearest_centers, squared_distances
-from leancluster_core.hardmax import _hardmax_attention
+from leancluster_core.hardmax import _hardmax_attention, _hardmax_update
 from leancluster_core.kmeans import lloyd
 
 DTYPES = (torch.float32, torch.float64)
@@ -181,6 +181,39 @@ def test_distance_attention_at_infinity_is_the_hardmax() -> None:
 def test_the_result_has_no_gradient() -> None:
     queries, keys, values = (tokens(5, 2, seed=seed).requires_grad_() for seed in range(3))
     assert not _hardmax_attention(queries, keys, values).requires_grad
+
+
+def projection(kind: str, width: int, seed: int) -> Tensor:
+    """(width, width): dense, one block of it, a choice of neighbouring features, or nothing."""
+    dense = tokens(width, width, seed=seed) - 0.5
+    if kind == "block":
+        block = torch.zeros(width, width, dtype=torch.float64)
+        block[1:3, 2:width] = dense[1:3, 2:width]
+        return block
+    picked = (torch.arange(width) < 2) if kind == "pick" else torch.zeros(width, dtype=torch.bool)
+    return dense if kind == "dense" else torch.diag(picked.double())
+
+
+@pytest.mark.parametrize("batch", [(), (2, 3)])
+@pytest.mark.parametrize("value", ["dense", "block", "pick", "nothing"])
+@pytest.mark.parametrize(("query", "key"), [
+    ("dense", "dense"), ("pick", "pick"), ("block", "pick"), ("pick", "dense"),
+    ("nothing", "block"),
+])  # fmt: skip
+@pytest.mark.parametrize(("m", "r"), [(40, 6), (6, 40), (20, 20), (20, 0)])
+def test_updates_are_attention_of_projected_tokens(
+    batch: tuple[int, ...], query: str, key: str, value: str, m: int, r: int
+) -> None:
+    """r = 0 stands for self-attention."""
+    weights = [projection(kind, 5, seed) for seed, kind in enumerate((query, key, value))]
+    queries = tokens(*batch, 5, m, seed=4, grid=8)
+    keys = tokens(*batch, 5, r, seed=5, grid=8) if r else queries
+    rows, update = _hardmax_update(*weights, queries, keys)
+    q, k, v = (w @ t for w, t in zip(weights, (queries, keys, keys), strict=True))
+    expected = _hardmax_attention(q.mT, k.mT, v.mT).mT
+    found = torch.zeros_like(expected)
+    found[..., rows, :] = update
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-14)
 
 
 @pytest.mark.parametrize("embedding", ["binary", "onehot"])
