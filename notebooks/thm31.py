@@ -242,6 +242,7 @@ save_figure(
 
 # %% tags=["hide-input"]
 of_loss = measured[(measured["quantity"] == "loss") & (measured["regularizer"] == "entropy")]
+along = of_loss[of_loss["axis"] == "penalty"].groupby("value")["measured"].median()
 loss_spans = of_loss[["log10_bound", "log10_measured"]].agg(["min", "max"])
 save_figure(
     plot_sensitivity(of_loss, columns=list(axes)),
@@ -251,7 +252,7 @@ save_figure(
     f"ours (middle), and the largest derivative found (bottom), as powers of ten. Median and range over {len(seeds)} seeds, "
     f"{n_tasks} tasks each, {scale} scale.",
     alt=f"The paper's bound spans powers of ten from {loss_spans['log10_bound']['min']:.0f} to {loss_spans['log10_bound']['max']:.0f} and "
-    "explodes as the penalty falls; the measured sensitivity does not depend on the penalty.",
+    f"explodes as the penalty falls, while the measured sensitivity changes by a factor of {along.max() / along.min():.1f}.",
 )
 
 # %% [markdown]
