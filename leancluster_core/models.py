@@ -6,6 +6,8 @@ import math
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
+from torch.utils._pytree import tree_map
 
 from leancluster_core.attention import (
     _FewKeys,
@@ -29,6 +31,10 @@ BACKENDS = ("absorbed", "fused", "materialised")
 # Up to here, one wide product over all tasks beats a narrow one for each.
 FEW_TOKENS = 32
 
+# Up to here float32 keeps four digits of losses and gradients (benchmarks/accuracy.py).
+LARGEST_COORDINATE = 2.0
+LARGEST_SCORE = 4096.0
+
 # Positions of the four attentions of Equation 4 along the parameters' attention axis.
 POINTS_TO_CENTERS, POINTS_TO_POINTS, CENTERS_TO_POINTS, CENTERS_TO_CENTERS = range(4)
 
@@ -50,8 +56,13 @@ class ClusteringTransformer(nn.Module):
     backend: how the same numbers are computed. "absorbed" (default) attends over the tokens
     themselves and applies the projections before and after, so that the first layer's attention
     among points costs what d costs, not e; "fused" projects, then attends, in linear memory;
-    "materialised" is the literal definition with its (n, n) weights. Accuracy: attention scores err
-    by a few eps * gamma / sqrt(e) * |projected token|^2; use ``model.double()`` where that matters.
+    "materialised" is the literal definition with its (n, n) weights.
+
+    Accuracy: losses and gradients are right to 1e-4 in float32 as long as the data are about in the
+    unit cube and no attention score can be large. Where a coordinate passes LARGEST_COORDINATE or
+    gamma / sqrt(e) * (largest spectral norm of Q and K)^2 * e passes LARGEST_SCORE, a float32 model
+    computes in float64 inside and returns float32. :meth:`layer`, and with it the training loop,
+    does not check: its data are in the unit cube.
 
     Attributes: query, key, value (*trials, 4, e, e), applied as ``weight @ token``;
     query_bias, key_bias, value_bias (*trials, 4, e) or None; codes (k, c).
@@ -142,6 +153,14 @@ class ClusteringTransformer(nn.Module):
         dimensions that don't broadcast or don't start with the trials.
         """
         points, centers = self._checked(points, centers)
+        if self.query.dtype == torch.float32 and self._needs_float64(points, centers):
+            wide = {
+                name: tensor.double() for name, tensor in self.state_dict(keep_vars=True).items()
+            }
+            arguments = points.double(), centers.double()
+            options = {"return_attention": return_attention}
+            result = functional_call(self, wide, arguments, options)
+            return tree_map(Tensor.float, result)
         point_tokens, center_tokens = self.tokens(points, centers)
         maps = []
         for _ in range(self.n_layers):
@@ -167,6 +186,21 @@ class ClusteringTransformer(nn.Module):
                 f"got shape {tuple(points.shape)}"
             )
         return points, centers
+
+    @torch.no_grad()
+    def _needs_float64(self, points: Tensor, centers: Tensor) -> bool:
+        """Whether the accuracy that the class promises is out of float32's reach."""
+        if math.isinf(self.inverse_temperature):
+            return False  # nearest keys are decided by differences
+        largest = max(
+            float(tokens.abs().amax()) if tokens.numel() else 0.0 for tokens in (points, centers)
+        )
+        if largest > LARGEST_COORDINATE:
+            return True
+        # A model that has blown up has no accuracy to lose, and others beside it may.
+        projections = torch.stack([self.query, self.key]).double().nan_to_num(0, 0, 0)
+        gain = float(torch.linalg.matrix_norm(projections, 2).amax())
+        return self._scale * gain**2 * self.embedding_dim > LARGEST_SCORE
 
     def tokens(self, points: Tensor, centers: Tensor) -> tuple[Tensor, Tensor]:
         """Token columns for :meth:`layer`: points (R, ..., d, n) and centers (R, ..., e, k).

@@ -1,0 +1,59 @@
+"""Accuracy of float32 against float64, on a thinned grid of benchmarks/accuracy.py."""
+
+import importlib.util
+import itertools
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from leancluster_core import ClusteringTransformer, TaskDistribution
+
+BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+
+
+@pytest.fixture(scope="module")
+def accuracy():
+    sys.path.insert(0, str(BENCHMARKS))  # the script imports its neighbor
+    specification = importlib.util.spec_from_file_location("accuracy", BENCHMARKS / "accuracy.py")
+    module = importlib.util.module_from_spec(specification)
+    try:
+        specification.loader.exec_module(module)
+    finally:
+        sys.path.remove(str(BENCHMARKS))
+    return module
+
+
+GRID = [*itertools.product((1, 32, 128), (2, 60), (0.01, 1.0, 100.0), (0.0, 10.0, 1000.0))]
+GRID += [(4, 1, 1.0, 10.0), (4, 2048, 1.0, 0.0), (4, 2048, 100.0, 0.0), (4, 700, 0.01, 1000.0)]
+
+
+@pytest.mark.parametrize("backend", ["absorbed", "fused", "materialised"])
+def test_loss_and_gradient_are_right_to_four_digits(accuracy, backend):
+    switched = set()
+    for case in GRID:
+        float64, errors = accuracy.errors(*case, backend)
+        assert max(errors) < 1e-4, case
+        switched.add(float64)
+    assert switched == {True, False}
+
+
+def test_the_switch_is_needed(accuracy):
+    """Without it some of these cases have no digit right: the test above would see it."""
+    with accuracy.float32_only():
+        _, (_, gradient) = accuracy.errors(32, 60, 1.0, 1000.0, "fused")
+    assert gradient > 1e-2
+
+
+def test_data_in_the_unit_cube_stay_in_float32_and_others_come_back_in_it():
+    points, centers = TaskDistribution().sample((2,), generator=torch.Generator().manual_seed(0))
+    model = ClusteringTransformer(4, 6, generator=torch.Generator().manual_seed(0))
+    assert not model._needs_float64(points, centers)
+    assert model._needs_float64(points + 10, centers + 10)
+    result, maps = model(points + 10, centers + 10, return_attention=True)
+    assert result.dtype == torch.float32
+    assert all(weights.dtype == torch.float32 for layer in maps for weights in layer)
+    gradients = torch.autograd.grad(result.sum(), list(model.parameters()))
+    assert all(gradient.dtype == torch.float32 for gradient in gradients)
+    assert model.query.dtype == torch.float32
