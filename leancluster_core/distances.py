@@ -7,13 +7,19 @@ centered data, because it is the only form that runs at the speed of a matrix pr
 proves, row by row, that rounding cannot have changed the answer, and decides the other rows by
 differences.
 
-The bound. Let u be the unit roundoff, d the number of features, x and c the centered point and
-center, and S = (||x|| + max ||c||)^2. Centering and the sum of d + 1 terms
-(``-2 c.x + ||c||^2``) leave an error of at most (d + 4) u S in a score, to first order in u. The
-sum of squared differences is itself rounded, by at most (d + 3) u S. The two methods can order two
-centers differently only if their scores differ by less than twice the sum of both, which is
-(2 d + 7) eps S with eps = 2 u. We use (2 d + 16) eps S; the slack pays for second-order terms and
-for the rounding of S.
+The bound. Let u be the unit roundoff, d the number of features, x a centered point, c_j the
+centered centers, r_j their true squared distances, s_j = ||c_j||^2 - 2 c_j.x = r_j - ||x||^2 the
+scores, and M_j = (||x|| + ||c_j||)^2. Centering and the sum of d + 1 terms leave an error of at most
+(d + 4) u M_j in s_j, to first order in u; the sum of squared differences is rounded by at most
+(d + 3) u M_j. Let center 0 have the smallest computed score. Center j can be as near by differences
+only if s_j - s_0 <= (2 d + 7) u (M_j + M_0) as computed. Since ||c_j|| <= ||x|| + sqrt(r_j), each M
+is at most 8 ||x||^2 + 2 r, and for such a center r_j is r_0 but for rounding. So the center decided
+by differences is among those with
+
+    s_j <= s_0 + (2 d + 7) eps (10 ||x||^2 + 2 s_0),    eps = 2 u,
+
+which depends on the point and its nearest center alone: centers far away blur nothing. We use
+2 d + 16 in place of 2 d + 7, which pays for terms of second order.
 """
 
 from __future__ import annotations
@@ -32,7 +38,7 @@ from leancluster_core.checks import check_points_and_centers
 _BLOCK_BYTES = 1 << 22
 _BLOCK_ROWS = 1 << 13
 
-_CENTER_ROWS = 1 << 12
+_CENTER_ROWS = 16
 
 # Squares of numbers beyond these overflow or vanish in float32.
 _SAFE_EXPONENT = 40
@@ -107,13 +113,13 @@ def _as_tasks(points: Tensor, centers: Tensor) -> tuple[torch.Size, Tensor, Tens
 
 
 def _center(points: Tensor) -> Tensor:
-    """About the mean (tasks, 1, d) of points (tasks, n, d), the same for any layout of the memory.
+    """A place (tasks, 1, d) amid the points (tasks, n, d), whatever their outliers.
 
-    The order of a sum depends on layout and batch, which shows in its last bits: they are cut off.
-    Some thousand of the rows are enough to say where the points are.
+    The median of a few rows, and not a mean: it doesn't depend on how the memory is laid out, and
+    points that are all the same are centered to exactly 0.
     """
-    sample = points[:, :: max(1, points.shape[1] // _CENTER_ROWS)]
-    return sample.double().mean(-2, keepdim=True).float().to(points.dtype)
+    step = max(1, points.shape[1] // _CENTER_ROWS)
+    return points[:, ::step].median(-2, keepdim=True).values
 
 
 @dataclass(frozen=True)
@@ -126,7 +132,7 @@ class _Block:
     tasks: slice
     rows: slice
     columns: Tensor  # (tasks, d + 1, rows), in the dtype to multiply in
-    norms: Tensor  # (tasks, 1, rows)
+    slack: Tensor  # (tasks, 1, rows), the bound's term in ||x||^2
 
 
 def _centered_blocks(points: Tensor, shift: Tensor, n_clusters: int) -> Iterator[_Block]:
@@ -142,13 +148,15 @@ def _centered_blocks(points: Tensor, shift: Tensor, n_clusters: int) -> Iterator
         tasks = slice(task, task + n_together)
         for row in range(0, n_points, n_rows):
             rows = slice(row, row + n_rows)
-            centered = (points[tasks, rows] - shift[tasks]).transpose(-2, -1)
-            columns = centered.new_ones(
-                (centered.shape[0], n_features + 1, centered.shape[2]), dtype=dtype
-            )
-            columns[:, :-1].copy_(centered)
-            norms = columns[:, :-1].square().sum(-2, keepdim=True).sqrt_()
-            yield _Block(tasks, rows, columns, norms)
+            part = points[tasks, rows].mT
+            columns = part.new_ones((part.shape[0], n_features + 1, part.shape[2]), dtype=dtype)
+            torch.sub(part, shift[tasks].mT, out=columns[:, :-1])
+            slack = columns[:, :-1].square().sum(-2, keepdim=True)
+            yield _Block(tasks, rows, columns, slack.mul_(10 * _tolerance(points)))
+
+
+def _tolerance(points: Tensor) -> float:
+    return (2 * points.shape[-1] + 16) * torch.finfo(points.dtype).eps
 
 
 def _proven_labels(
@@ -156,17 +164,15 @@ def _proven_labels(
 ) -> tuple[Tensor, Tensor]:
     """Labels (tasks, n) of points (tasks, n, d), whose centered blocks are given, and for which of
     them the bound leaves open whether they are right (tasks, n); those are 0."""
-    (n_tasks, n_points, n_features), n_clusters = points.shape, centers.shape[-2]
+    n_tasks, n_points, n_clusters = *points.shape[:-1], centers.shape[-2]
     if n_clusters == 1:
         labels = points.new_zeros((n_tasks, n_points), dtype=torch.int64)
         return labels, labels.bool()
-    epsilon = (2 * n_features + 16) * torch.finfo(points.dtype).eps
     # The code of center j is k + j. A sum of codes is below 2 k if and only if it is of one center.
     codes = torch.arange(n_clusters, 2 * n_clusters, dtype=points.dtype, device=points.device)
     code_sums = points.new_empty((n_tasks, n_points))
     centered = centers - shift
     squares = centered.square().sum(-1, keepdim=True)
-    reach = squares.amax(-2, keepdim=True).sqrt()
     factors = -2 * centered
     memory = None
     for block in blocks:
@@ -180,8 +186,8 @@ def _proven_labels(
             columns[:, :-1],
             out=memory[: math.prod(shape)].view(shape),
         )
-        near_enough = (block.norms + reach[tasks]).square_().mul_(epsilon)
-        near_enough += scores.amin(-2, keepdim=True)
+        near_enough = scores.amin(-2, keepdim=True).mul_(1 + 2 * _tolerance(points))
+        near_enough += block.slack
         # 1 where a center may be the nearest, else 0. Written over the scores, as floats: five
         # times faster than booleans, and what happens to it next is a product.
         near = torch.le(scores, near_enough, out=scores)

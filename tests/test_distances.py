@@ -8,7 +8,10 @@ import torch
 from torch import Tensor
 
 from leancluster_core.distances import (
+    _center,
+    _centered_blocks,
     _nearest_centers,
+    _proven_labels,
     _squared_distances,
     nearest_centers,
     squared_distances,
@@ -150,6 +153,21 @@ def test_labels_with_outliers_and_blocks() -> None:
     assert torch.equal(
         nearest_centers(points, centers), _squared_distances(points, centers).argmin(-1)
     )
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_few_points_are_left_to_differences(dtype: torch.dtype) -> None:
+    """Neither an offset, nor outliers, nor a center far away make the bound useless."""
+    points, centers = random_task(1, 100_000, 8, n_clusters=30, dtype=dtype)
+    points[0, 5], centers[0, 7] = 1e6, -1e7
+    for offset in (0.0, 100.0):
+        shifted = points + offset
+        shift = _center(shifted)
+        blocks = _centered_blocks(shifted, shift, 30)
+        labels, undecided = _proven_labels(shifted, shift, blocks, centers + offset)
+        assert int(undecided.sum()) < 200
+        expected = _squared_distances(shifted, centers + offset).argmin(-1)
+        assert torch.equal(labels[~undecided], expected[~undecided])
 
 
 def test_ties_go_to_the_lowest_index() -> None:

@@ -245,6 +245,15 @@ def test_float32_means_do_not_depend_on_a_common_offset(offset: float) -> None:
     np.testing.assert_allclose(one_step, loop_lloyd(points, centers, 1), rtol=0, atol=half_ulp)
 
 
+def test_an_outlier_costs_the_other_means_no_digits() -> None:
+    """S1.3, its kind: a point at 1e8 must not decide where float32 data are centered."""
+    points, centers = random_task(5000, 3, n_clusters=8)
+    points[17], centers[3] = 1e8, 9e7
+    found = lloyd_step(points.float(), centers.float()).double().numpy()
+    expected = loop_lloyd(points.float(), centers.float(), 1)
+    np.testing.assert_allclose(found, expected, rtol=torch.finfo(torch.float32).eps, atol=0)
+
+
 @pytest.mark.parametrize("offset", [1e3, 1e4])
 def test_shifted_data_give_shifted_centers(offset: float) -> None:
     """S1.3: in float64 the shift comes out again."""
