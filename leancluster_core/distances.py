@@ -9,8 +9,8 @@ differences.
 
 The bound. Let u be the unit roundoff, d the number of features, x a centered point, c_j the
 centered centers, r_j their true squared distances, s_j = ||c_j||^2 - 2 c_j.x = r_j - ||x||^2 the
-scores, and M_j = (||x|| + ||c_j||)^2. Centering and the sum of d + 1 terms leave an error of at most
-(d + 4) u M_j in s_j, to first order in u; the sum of squared differences is rounded by at most
+scores, and M_j = (||x|| + ||c_j||)^2. Centering and the sum of d + 1 terms leave an error of at
+most (d + 4) u M_j in s_j, to first order in u; the sum of squared differences is rounded by at most
 (d + 3) u M_j. Let center 0 have the smallest computed score. Center j can be as near by differences
 only if s_j - s_0 <= (2 d + 7) u (M_j + M_0) as computed. Since ||c_j|| <= ||x|| + sqrt(r_j), each M
 is at most 8 ||x||^2 + 2 r, and for such a center r_j is r_0 but for rounding. So the center decided
