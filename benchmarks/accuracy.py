@@ -68,21 +68,32 @@ def relative_error(found: list[Tensor], expected: list[Tensor]) -> tuple[float, 
     return loss, gradient
 
 
-def errors(
-    n_features: int, n_points: int, gamma: float, offset: float, backend: str
-) -> tuple[bool, tuple[float, float]]:
-    """Whether the model switched to float64, and the relative errors of loss and gradient."""
+Case = tuple[int, int, float, float]
+
+
+def errors(case: Case) -> tuple[bool, dict[str, tuple[float, float]]]:
+    """Whether the model switches to float64, and each backend's errors of loss and gradient.
+
+    case: n_features, n_points, inverse_temperature, offset.
+    """
+    n_features, n_points, gamma, offset = case
     n_clusters = min(6, n_points)
     task = TaskDistribution(n_points=n_points, n_features=n_features, n_clusters=n_clusters)
     points, centers = task.sample((), generator=torch.Generator().manual_seed(1))
     points, centers = points + offset, centers + offset
     model = ClusteringTransformer(
-        n_features, n_clusters, inverse_temperature=gamma, backend=backend,
+        n_features,
+        n_clusters,
+        inverse_temperature=gamma,
         generator=torch.Generator().manual_seed(2),
-    )  # fmt: skip
+    )
     expected = outcome(model, points.double(), literal(model, points.double(), centers.double()))
-    found = outcome(model, points, model(points, centers))
-    return model._needs_float64(points, centers), relative_error(found, expected)
+    found = {}
+    for model.backend in BACKENDS:
+        found[model.backend] = relative_error(
+            outcome(model, points, model(points, centers)), expected
+        )
+    return model._needs_float64(points, centers), found
 
 
 @contextmanager
@@ -101,17 +112,23 @@ def main() -> None:
     print(describe())
     rows = []
     for d, gamma, offset in itertools.product(N_FEATURES, GAMMAS, OFFSETS):
-        row: dict[str, object] = {"d": d, "gamma": gamma, "offset": offset}
+        cases = [(d, n, gamma, offset) for n in N_POINTS]
+        found = [errors(case) for case in cases]
+        with float32_only():
+            alone = [
+                errors(case)[1] if switched else by_backend
+                for case, (switched, by_backend) in zip(cases, found, strict=True)
+            ]
+        row: dict[str, object] = {
+            "d": d, "gamma": gamma, "offset": int(offset),
+            "float64": "yes" if any(switched for switched, _ in found) else "no",
+        }  # fmt: skip
         for backend in BACKENDS:
-            found = [errors(d, n, gamma, offset, backend) for n in N_POINTS]
-            with float32_only():
-                alone = [errors(d, n, gamma, offset, backend)[1] for n in N_POINTS]
-            row["float64"] = "yes" if any(switched for switched, _ in found) else "no"
-            row[f"{backend}_loss"] = f"{max(loss for _, (loss, _) in found):.0e}"
-            row[f"{backend}_gradient"] = f"{max(gradient for _, (_, gradient) in found):.0e}"
-            row[f"{backend}_gradient_in_float32"] = f"{max(gradient for _, gradient in alone):.0e}"
+            row[f"{backend}:_loss"] = f"{max(e[backend][0] for _, e in found):.0e}"
+            row["gradient" + " " * len(row)] = f"{max(e[backend][1] for _, e in found):.0e}"
+            row["in_float32" + " " * len(row)] = f"{max(e[backend][1] for e in alone):.0e}"
         rows.append(row)
-        print("  ".join(f"{name}={value}" for name, value in row.items()), flush=True)
+        print(*row.values(), flush=True)
     save("accuracy", rows)
 
 

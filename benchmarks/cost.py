@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -49,14 +50,14 @@ def seconds_a_model(config: TrainingConfig, n_models: int, device: torch.device)
     trainer = Trainer([config], device)
     clock = time.process_time if device.type == "cpu" else time.perf_counter
 
-    def timed(work) -> float:
+    def timed(work: Callable[[], object]) -> float:
         started = clock()
         work()
         trainer._synchronise()
         return clock() - started
 
     timed(trainer.advance)  # warms up
-    block = min(timed(trainer.advance) for _ in range(2))
+    block = timed(trainer.advance)
     timed(trainer._relative_loss)  # draws the validation tasks
     evaluation = timed(trainer._relative_loss)
     blocks, evaluations = config.n_steps / TASK_BLOCK, config.n_steps / config.evaluate_every
@@ -71,8 +72,9 @@ def measure(scale: str, device: torch.device) -> list[dict[str, object]]:
     for (n, d, k, embedding), configs in sorted(groups.items()):
         models = sum(len(config.seeds) for config in configs)
         longest = max(configs, key=lambda config: config.n_steps)
-        # On a CPU a model costs about the same in any company: two stand for the batch.
-        together = min(models, MODELS_PER_BATCH["cuda"]) if device.type == "cuda" else 2
+        # On a CPU a large model costs the same in any company, a small one as in a batch of six.
+        small = MODELS_PER_BATCH["cpu"] if n <= 128 else 1
+        together = min(models, MODELS_PER_BATCH["cuda"]) if device.type == "cuda" else small
         one = seconds_a_model(longest, together, device)
         steps = sum(c.n_steps * len(c.seeds) for c in configs)
         rows.append({

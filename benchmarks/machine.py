@@ -54,8 +54,10 @@ def save(name: str, rows: Sequence[dict[str, Any]]) -> None:
     """Write rows of results, and the machine that they are from, beside the tracked results."""
     RESULTS.mkdir(parents=True, exist_ok=True)
     with (RESULTS / f"{name}.csv").open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(
+            [name.replace("_", " ").strip() for name in rows[0]]
+        )  # the book shows these
+        writer.writerows(row.values() for row in rows)
     (RESULTS / f"{name}.txt").write_text(describe() + "\n", encoding="utf-8")
     print(f"saved {name}.csv")

@@ -123,7 +123,10 @@ def train_all(
     for config in configs:
         if not isinstance(config, TrainingConfig):
             raise TypeError(f"configs must hold TrainingConfig only, got {config!r}")
-    size = MODELS_PER_BATCH[resolve_device(device).type]
+    # Workers may have the device that this process lacks.
+    local = executor is None or device == "auto"
+    kind = resolve_device(device).type if local else torch.device(device).type
+    size = MODELS_PER_BATCH[kind]
     if models_per_batch is not None:
         size = check_integer("models_per_batch", models_per_batch, 1)
     # Batches are planned before what is stored is left out, so that they are always the same.
