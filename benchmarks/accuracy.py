@@ -124,9 +124,9 @@ def main() -> None:
             "float64": "yes" if any(switched for switched, _ in found) else "no",
         }  # fmt: skip
         for backend in BACKENDS:
-            row[f"{backend}:_loss"] = f"{max(e[backend][0] for _, e in found):.0e}"
-            row["gradient" + " " * len(row)] = f"{max(e[backend][1] for _, e in found):.0e}"
-            row["in_float32" + " " * len(row)] = f"{max(e[backend][1] for e in alone):.0e}"
+            row[f"{backend}_loss"] = f"{max(e[backend][0] for _, e in found):.0e}"
+            row[f"{backend}_gradient"] = f"{max(e[backend][1] for _, e in found):.0e}"
+            row[f"{backend}_gradient_in_float32"] = f"{max(e[backend][1] for e in alone):.0e}"
         rows.append(row)
         print(*row.values(), flush=True)
     save("accuracy", rows)

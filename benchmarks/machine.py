@@ -55,9 +55,7 @@ def save(name: str, rows: Sequence[dict[str, Any]]) -> None:
     RESULTS.mkdir(parents=True, exist_ok=True)
     with (RESULTS / f"{name}.csv").open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(
-            [name.replace("_", " ").strip() for name in rows[0]]
-        )  # the book shows these
+        writer.writerow([name.replace("_", " ") for name in rows[0]])  # the book shows these
         writer.writerows(row.values() for row in rows)
     (RESULTS / f"{name}.txt").write_text(describe() + "\n", encoding="utf-8")
     print(f"saved {name}.csv")
