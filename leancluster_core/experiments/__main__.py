@@ -220,9 +220,12 @@ def _unpack(chosen: argparse.Namespace) -> None:
 
 
 def _claims(chosen: argparse.Namespace) -> None:
-    from leancluster_core.experiments.claims import print_claims
+    try:
+        from leancluster_core.experiments.claims import print_claims
 
-    print_claims()
+        print_claims()
+    except ModuleNotFoundError as error:
+        raise ValueError(f"claims are kept in YAML: install {error.name}") from None
 
 
 if __name__ == "__main__":
