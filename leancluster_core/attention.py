@@ -27,8 +27,9 @@ BACKENDS = ("fused", "materialised")
 # Entries of one block of scores (2 MB in float32): small enough to stay in a core's cache.
 BLOCK_ENTRIES = 2**19
 
-# Up to so many weights (16 MB in float32) are kept for the backward pass: a third of it is saved.
-KEPT_ENTRIES = 2**22
+# Up to so many weights (24 MB in float32) are kept for the backward pass: a third of it is saved.
+# Beyond 32 MB the allocator asks the system for fresh memory each time, which costs more than that.
+KEPT_ENTRIES = 3 * 2**21
 
 # The product form errs by a few eps * scale * |token|^2 in a score. Up to this score magnitude the
 # weights keep four digits; beyond it float32 input is computed in float64, and beyond what float64

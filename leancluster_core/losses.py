@@ -27,31 +27,38 @@ REGULARIZERS = ("entropy", "l2")
 PAIRWISE_LIMIT = 32
 
 
+def _project_on_simplex(scores: Tensor, dim: int) -> tuple[Tensor, Tensor]:
+    """Sparsemax weights along ``dim``, and their support."""
+    # Weights don't change under a common shift; with the maximum at 0 nothing cancels.
+    scores = scores - scores.amax(dim, keepdim=True)
+    n_entries = scores.shape[dim]
+    if n_entries <= PAIRWISE_LIMIT:
+        # j is in the support exactly if the scores above it exceed it by less than 1 in total.
+        excess = scores * -n_entries
+        larger = torch.empty_like(scores)
+        for score in scores.unbind(dim):
+            excess += torch.maximum(scores, score.unsqueeze(dim), out=larger)
+        support = excess < 1
+    else:
+        ordered = scores.sort(dim, descending=True).values
+        sizes = torch.arange(1, n_entries + 1, dtype=scores.dtype, device=scores.device)
+        sizes = sizes.view([-1] + [1] * (scores.dim() - 1 - dim % scores.dim()))
+        size = (1 + sizes * ordered > ordered.cumsum(dim)).sum(dim, keepdim=True)
+        support = scores >= ordered.gather(dim, size.clamp_min(1) - 1)  # 0 where all is NaN
+    total = torch.where(support, scores, 0).sum(dim, keepdim=True)
+    threshold = (total - 1) / support.sum(dim, keepdim=True)
+    return (scores - threshold).clamp_min_(0).mul_(support), support
+
+
 class _Sparsemax(torch.autograd.Function):
     """Sparsemax with its exact Jacobian, diag(s) - s s'/|s| on the support s (no saved sort)."""
 
     @staticmethod
     def forward(ctx: Any, scores: Tensor, dim: int) -> Tensor:
-        # Weights don't change under a common shift; with the maximum at 0 nothing cancels.
-        scores = scores - scores.amax(dim, keepdim=True)
-        if scores.shape[dim] <= PAIRWISE_LIMIT:
-            # j is in the support exactly if the scores above it exceed it by less than 1 in total.
-            excess = torch.zeros_like(scores)
-            for score in scores.unbind(dim):
-                excess += (score.unsqueeze(dim) - scores).clamp_min_(0)
-            support = excess < 1
-        else:
-            ordered = scores.sort(dim, descending=True).values
-            sizes = torch.arange(1, scores.shape[dim] + 1, dtype=scores.dtype, device=scores.device)
-            sizes = sizes.view([-1] + [1] * (scores.dim() - 1 - dim % scores.dim()))
-            size = (1 + sizes * ordered > ordered.cumsum(dim)).sum(dim, keepdim=True)
-            support = scores >= ordered.gather(dim, size - 1)
-        inside = torch.where(support, scores, 0)
-        size = support.sum(dim, keepdim=True)
-        threshold = (inside.sum(dim, keepdim=True) - 1) / size
+        weights, support = _project_on_simplex(scores, dim)
         ctx.save_for_backward(support)
         ctx.dim = dim
-        return (inside - threshold).clamp_min(0).where(support, 0)
+        return weights
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
@@ -108,6 +115,37 @@ def _smoothed_minimum(
     weights = _min_weights(distances, penalty, regularizer, dim)
     smallest = distances.amin(dim, keepdim=True)
     return (weights * (distances - smallest)).sum(dim) + smallest.squeeze(dim)
+
+
+class _SmoothedMinimum(torch.autograd.Function):
+    """:func:`_smoothed_minimum` for the training loop, with its derivative in closed form.
+
+    With m the mean gap to the minimum, d/dr_j is w_j (1 + (m - gap_j) / penalty) for NE with m
+    weighted by w, and w_j + (m - gap_j) / penalty on the support for L2 with m its plain mean.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, distances: Tensor, penalty: Tensor, regularizer: str, dim: int) -> Tensor:
+        smallest = distances.amin(dim, keepdim=True)
+        gaps = distances - smallest
+        if regularizer == "entropy":
+            weights = torch.softmax(gaps / -penalty, dim)
+            value = mean = (weights * gaps).sum(dim, keepdim=True)
+            slope = ((mean - gaps) / penalty).add_(1).mul_(weights)
+        else:
+            weights, support = _project_on_simplex(gaps / -penalty, dim)
+            value = (weights * gaps).sum(dim, keepdim=True)
+            mean = (gaps * support).sum(dim, keepdim=True) / support.sum(dim, keepdim=True)
+            slope = ((mean - gaps) / penalty).add_(weights).mul_(support)
+        ctx.save_for_backward(slope)
+        ctx.dim = dim
+        return (value + smallest).squeeze(dim)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+        (slope,) = ctx.saved_tensors
+        return slope * grad.unsqueeze(ctx.dim), None, None, None
 
 
 def min_weights(distances: Tensor, *, penalty: float, regularizer: str) -> Tensor:

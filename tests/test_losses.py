@@ -16,7 +16,12 @@ from leancluster_core import (
     sparsemax,
     squared_distances,
 )
-from leancluster_core.losses import PAIRWISE_LIMIT, REGULARIZERS, _smoothed_minimum
+from leancluster_core.losses import (
+    PAIRWISE_LIMIT,
+    REGULARIZERS,
+    _smoothed_minimum,
+    _SmoothedMinimum,
+)
 
 PENALTIES = [1e-3, 0.02, 0.1, 1.0, 30.0, 1e3]
 
@@ -305,13 +310,15 @@ def test_gradient_of_the_reported_case():
 
 
 @pytest.mark.parametrize("regularizer", REGULARIZERS)
-def test_gradients_agree_in_the_twins_of_the_training_loop(regularizer):
-    """Weights along dim -2 and one penalty a model, as the loop has them."""
-    distances = torch.rand(3, 2, 5, 7, generator=generator(), dtype=torch.float64)
-    penalties = [0.05, 0.3, 2.0]
+@pytest.mark.parametrize("k", [1, 5, 40])
+def test_the_twin_of_the_training_loop_is_the_same(regularizer, k):
+    """Weights along dim -2, one penalty a model, the derivative in closed form; ties included."""
+    distances = torch.rand(3, 2, k, 7, generator=generator(), dtype=torch.float64)
+    distances[..., 0] = 0.25
+    penalties = [1e-3, 0.3, 20.0]
     together = distances.clone().requires_grad_()
     penalty = torch.tensor(penalties, dtype=torch.float64).view(-1, 1, 1, 1)
-    values = _smoothed_minimum(together, penalty, regularizer, -2).sum((-1, -2))
+    values = _SmoothedMinimum.apply(together, penalty, regularizer, -2).sum((-1, -2))
     alone = distances.clone().requires_grad_()
     expected = torch.stack([
         _smoothed_minimum(alone[i].mT, penalties[i], regularizer).sum() for i in range(3)
@@ -320,6 +327,10 @@ def test_gradients_agree_in_the_twins_of_the_training_loop(regularizer):
     (found,) = torch.autograd.grad(values.sum(), together)
     (wanted,) = torch.autograd.grad(expected.sum(), alone)
     torch.testing.assert_close(found, wanted)
+    # NaN stays in its model.
+    distances[1] = math.nan
+    values = _SmoothedMinimum.apply(distances, penalty, regularizer, -2).sum((-1, -2))
+    assert values.isnan().tolist() == [False, True, False]
 
 
 @pytest.mark.parametrize("offset", [0.0, 1e3, 1e4])

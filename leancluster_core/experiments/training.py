@@ -22,7 +22,7 @@ from leancluster_core.experiments.provenance import provenance
 from leancluster_core.experiments.store import Run
 from leancluster_core.experiments.streams import random_stream
 from leancluster_core.kmeans import _lloyd
-from leancluster_core.losses import REGULARIZERS, _smoothed_minimum
+from leancluster_core.losses import REGULARIZERS, _SmoothedMinimum
 from leancluster_core.models import ClusteringTransformer
 
 # Steps whose tasks are drawn together, from one generator a trial. Part of the numerics.
@@ -153,10 +153,10 @@ class _Objective:
         """distances: (M, tasks, k, n) -> (M,)."""
         if len(self._parts) == 1:
             ((regularizer, _, penalty),) = self._parts
-            return _smoothed_minimum(distances, penalty, regularizer, -2).sum(-1).mean(-1)
+            return _SmoothedMinimum.apply(distances, penalty, regularizer, -2).sum(-1).mean(-1)
         losses = distances.new_zeros(distances.shape[0])
         for regularizer, models, penalty in self._parts:
-            minima = _smoothed_minimum(distances[models], penalty, regularizer, -2)
+            minima = _SmoothedMinimum.apply(distances[models], penalty, regularizer, -2)
             losses = losses.index_copy(0, models, minima.sum(-1).mean(-1))
         return losses
 
