@@ -1,6 +1,6 @@
 """Our training step against the literal definition, alternating in one run.
 
-    python benchmarks/step.py            about three minutes on one core
+    python benchmarks/step.py            some minutes on one core
     python benchmarks/step.py --quick    one repetition of each, to see that it works
 
 Ours is the step that ``train`` takes: all trials in one batch, attention without the n x n matrix,
@@ -150,7 +150,7 @@ def measure(task: TaskDistribution, embedding: str, repetitions: int) -> list[di
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--repetitions", type=int, default=5)
+    parser.add_argument("--repetitions", type=int, default=3)
     parser.add_argument("--threads", type=int, default=1)
     chosen = parser.parse_args()
     torch.set_num_threads(chosen.threads)
