@@ -43,7 +43,7 @@ CHECKPOINT_SECONDS = 30.0
 
 
 # Operations (see :func:`operations`) a second, of one core or of a GPU: for estimates before a run.
-SPEED = {"cpu": 2e10, "cuda": 4e12}
+SPEED = {"cpu": 1.3e10, "cuda": 4e12}
 
 # Reports that a share of some configs' steps is done, and what was done last.
 Report = Callable[[Sequence[TrainingConfig], float, str], None]
@@ -90,8 +90,8 @@ def operations(config: TrainingConfig) -> float:
     """
     task = config.task
     width = task.n_features + code_width(task.n_clusters, config.embedding)
-    # The exponentials of a block of scores take as long as some 24 multiply-adds each.
-    among_points = task.n_points**2 * (5 * task.n_features + 24)
+    # An exponential and the passes over a score take as long as some 60 multiply-adds.
+    among_points = task.n_points**2 * (5 * task.n_features + 60)
     others = 3 * task.n_points * (width + 8) * (2 * width + 4 * task.n_clusters)
     tasks = config.n_steps * config.batch_size * len(config.seeds)
     return tasks * float(among_points + others)
