@@ -27,41 +27,38 @@ _MOST_LABELS_IN_A_PRODUCT = 1 << 10
 class Groups:
     """The groups of equal rows among n rows, numbered in the order in which they first occur.
 
-    first: (g,) the lowest index in each group; group: (n,) the group of each row, or None where all
-    rows differ, so that each row is its own group (g = n).
+    first: (g,) the lowest index in each group; group: (n,) the group of each row.
     """
 
     first: Tensor
-    group: Tensor | None
+    group: Tensor
 
     @property
     def sizes(self) -> Tensor:
         """(g,) the number of rows of each group."""
-        if self.group is None:
-            return torch.ones_like(self.first)
         return torch.bincount(self.group, minlength=len(self.first))
 
 
 @torch.no_grad()
-def group_equal_rows(rows: Tensor) -> Groups:
-    """Group the equal rows of (n, d), or of each task of (tasks, n, d), in float32 or float64.
+def group_equal_rows(rows: Tensor) -> Groups | None:
+    """Group the equal rows of (n, d), or of each task of (tasks, n, d); None if all rows differ.
 
-    Unchecked. With tasks, rows are indexed as by ``rows.flatten(0, 1)``; no group spans two tasks.
+    rows: float32 or float64, n >= 1. With tasks, rows are indexed as by ``rows.flatten(0, 1)``, and
+    no group spans two tasks. Unchecked.
     """
     columns = _varying_columns(rows)
-    n_rows = columns.shape[1]
     if len(columns) == 0:
-        first = torch.arange(min(n_rows, 1), device=rows.device)
-        return Groups(first, first.expand(n_rows))
+        first = torch.zeros(1, dtype=torch.int64, device=rows.device)
+        return Groups(first, first.expand(columns.shape[1]))
     # Rows that differ in their first columns differ: hash the others only if need be.
     hashes = _hash(columns[:_FIRST_COLUMNS])
     if len(columns) > _FIRST_COLUMNS:
         if _share_of_distinct(hashes) == 1 and _run_starts(hashes.sort().values).all():
-            return Groups(torch.arange(n_rows, device=rows.device), None)
+            return None
         hashes += _hash(columns[_FIRST_COLUMNS:], salt=1)
     groups = _groups_by_table(hashes) if _share_of_distinct(hashes) < 0.5 else None
     groups = groups or _groups_by_sorting(hashes)
-    if groups.group is None or _hold_equal_rows(groups, columns):
+    if groups is None or _hold_equal_rows(groups, columns):
         return groups
     return _groups_by_comparison(columns)
 
@@ -74,23 +71,27 @@ def _share_of_distinct(hashes: Tensor) -> float:
 
 def _groups_by_table(hashes: Tensor) -> Groups | None:
     """Groups of equal hashes if there are few: None if two of them need one slot of the table."""
-    slots = (hashes >> 40) & (_TABLE_SLOTS - 1)  # high bits: products mix upwards
-    rows = torch.arange(len(hashes), device=hashes.device)
-    table = rows.new_full((_TABLE_SLOTS,), len(rows)).scatter_reduce_(0, slots, rows, "amin")
-    first_of_row = table.index_select(0, slots)
-    if not torch.equal(hashes.index_select(0, first_of_row), hashes):
-        return None
-    first = (first_of_row == rows).nonzero().flatten()
-    table[slots[first]] = rows[: len(first)]
-    return Groups(first, table.index_select(0, slots))
+    n_rows = len(hashes)
+    blocks = [slice(start, start + _BLOCK_ROWS) for start in range(0, n_rows, _BLOCK_ROWS)]
+    table = hashes.new_full((_TABLE_SLOTS,), n_rows)
+    slots = [(hashes[block] >> 40) & (_TABLE_SLOTS - 1) for block in blocks]  # high bits mix best
+    for block, slot in zip(blocks, slots, strict=True):
+        rows = torch.arange(block.start, block.start + len(slot), device=hashes.device)
+        table.scatter_reduce_(0, slot, rows, "amin")
+    first = table[table < n_rows].sort().values
+    for block, slot in zip(blocks, slots, strict=True):
+        if not torch.equal(hashes[table.index_select(0, slot)], hashes[block]):
+            return None
+    table[(hashes[first] >> 40) & (_TABLE_SLOTS - 1)] = torch.arange(len(first)).to(first)
+    return Groups(first, torch.cat([table.index_select(0, slot) for slot in slots]))
 
 
-def _groups_by_sorting(hashes: Tensor) -> Groups:
-    """Groups of equal hashes."""
+def _groups_by_sorting(hashes: Tensor) -> Groups | None:
+    """Groups of equal hashes; None if all differ."""
     hashes, order = torch.sort(hashes, stable=True)
     starts = _run_starts(hashes)
     if bool(starts.all()):
-        return Groups(torch.arange(len(hashes), device=hashes.device), None)
+        return None
     return _in_order(order[starts], order, starts.cumsum(0).sub_(1))
 
 
@@ -111,7 +112,6 @@ def _in_order(first: Tensor, rows: Tensor, group: Tensor) -> Groups:
 
 def _hold_equal_rows(groups: Groups, columns: Tensor) -> bool:
     """Whether each row, a column of (c, n), equals the first of its group."""
-    assert groups.group is not None
     originals = columns[:, groups.first]
     for start in range(0, columns.shape[1], _BLOCK_ROWS):
         rows = slice(start, start + _BLOCK_ROWS)

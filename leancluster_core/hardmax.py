@@ -50,9 +50,8 @@ def _hardmax_attention(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
     )
     groups = group_equal_rows(keys)
     if not among_themselves:
-        columns = _attend_to_groups(queries, keys, groups, _group_means(values, groups))
-        result = columns.transpose(-2, -1)
-    elif groups.group is None:
+        result = _attend_to_groups(queries, keys, values, groups or _singletons(keys)).mT
+    elif groups is None:
         result = values
     else:
         means = _group_means(values, groups).to(values.dtype)
@@ -107,14 +106,14 @@ def _same(left: Tensor, right: Tensor) -> bool:
     return one_memory or torch.equal(left, right)
 
 
-def _group_means(values: Tensor, groups: Groups) -> Tensor:
-    """Mean value (v, g) of each group of rows of values (tasks, r, v).
+def _singletons(keys: Tensor) -> Groups:
+    indices = torch.arange(keys.shape[0] * keys.shape[1], device=keys.device)
+    return Groups(indices, indices)
 
-    In float64, but for groups of one row each: those are the values.
-    """
+
+def _group_means(values: Tensor, groups: Groups) -> Tensor:
+    """Mean value (v, g) of each group of rows of values (tasks, r, v), in float64."""
     columns = values.flatten(0, 1).t()
-    if groups.group is None:
-        return columns
     n_groups = len(groups.first)
     sums = columns.new_zeros((len(columns), n_groups), dtype=torch.float64)
     size = max(_BLOCK_ROWS, 4 * n_groups)
@@ -125,9 +124,10 @@ def _group_means(values: Tensor, groups: Groups) -> Tensor:
     return sums.div_(groups.sizes)
 
 
-def _attend_to_groups(queries: Tensor, keys: Tensor, groups: Groups, means: Tensor) -> Tensor:
-    """Queries (tasks, m, e) to groups of keys (tasks, r, e) with mean values (v, g)
+def _attend_to_groups(queries: Tensor, keys: Tensor, values: Tensor, groups: Groups) -> Tensor:
+    """Queries (tasks, m, e) to groups of keys (tasks, r, e) with values (tasks, r, v)
     -> (tasks, v, m)."""
+    means = _group_means(values, groups)
     n_tasks, n_keys = keys.shape[:2]
     queries, keys = _without_common_features(queries, keys)
     exponent = _out_of_range_exponent(queries, keys)
@@ -135,7 +135,7 @@ def _attend_to_groups(queries: Tensor, keys: Tensor, groups: Groups, means: Tens
     distinct_keys = keys.flatten(0, 1)[groups.first]
     task = groups.first // n_keys
     n_groups = torch.bincount(task, minlength=n_tasks)
-    result = means.new_empty((n_tasks, len(means), queries.shape[1]), dtype=queries.dtype)
+    result = means.new_empty((n_tasks, len(means), queries.shape[1]), dtype=values.dtype)
     # Tasks with equally many groups are handled together: mostly that is all of them.
     for number in n_groups.unique().tolist():
         tasks = n_groups == number

@@ -182,7 +182,11 @@ def _warn_about_duplicates(points: Tensor, occupied: Tensor, batch_shape: torch.
     for feature in points.unbind(-1):  # one with enough distinct values settles it, batched
         values = feature[suspects].sort(-1).values
         suspects = suspects[(values.diff(dim=-1) != 0).sum(-1) + 1 < n_clusters]
-    n_distinct = {task: len(group_equal_rows(points[task]).first) for task in suspects.tolist()}
+    n_distinct = {}
+    for task in suspects.tolist():
+        groups = group_equal_rows(points[task])
+        if groups is not None:
+            n_distinct[task] = len(groups.first)
     found = [task for task, number in n_distinct.items() if number < n_clusters]
     if found:
         task = found[0]
