@@ -67,7 +67,7 @@ def _hardmax_update(
 
     query, key: (..., e, f), (..., e, g), value: (..., e, g); tokens as columns, queries (..., f, m)
     and keys (..., g, r). Returns a range of features, outside which the update is zero, and the
-    update there, (..., features, m): the same as those rows of
+    update there, (..., features, m), in memory of its own: the same as those rows of
     ``_hardmax_attention((query @ queries).mT, (key @ keys).mT, (value @ keys).mT).mT``.
 
     Of many tokens only those features are touched that the weights can reach; a projection that
@@ -81,7 +81,9 @@ def _hardmax_update(
     if keys.shape[-1] < queries.shape[-1]:
         return rows, _hardmax_attention(q.mT, k.mT, _project(value, keys).mT).mT
     # Attention weights sum to one, so the mean may come first: the many keys aren't projected.
-    return rows, _project(value, _hardmax_attention(q.mT, k.mT, keys.mT).mT)
+    update = _project(value, _hardmax_attention(q.mT, k.mT, keys.mT).mT)
+    own_memory = update.untyped_storage().data_ptr() != keys.untyped_storage().data_ptr()
+    return rows, update if own_memory else update.clone()
 
 
 def _reach(weight: Tensor, dim: int) -> slice:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from leancluster_core import distance_attention, lloyd_transformer
+from leancluster_core import ClusteringTransformer, distance_attention, lloyd_transformer
 from leancluster_core.distances import nearest_centers, squared_distances
 from leancluster_core.hardmax import _hardmax_attention, _hardmax_update
 from leancluster_core.kmeans import lloyd
@@ -214,6 +214,51 @@ def test_updates_are_attention_of_projected_tokens(
     found = torch.zeros_like(expected)
     found[..., rows, :] = update
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-14)
+    before = queries.clone(), keys.clone()
+    update.zero_()
+    assert torch.equal(queries, before[0]) and torch.equal(keys, before[1])
+
+
+def literal_attention(
+    weights: dict[str, Tensor], index: int, queries: Tensor, keys: Tensor
+) -> Tensor:
+    def project(name: str, rows: Tensor) -> Tensor:
+        return (
+            rows @ weights[name][index].mT + weights.get(f"{name}_bias", torch.zeros(4, 1))[index]
+        )
+
+    return literal_hardmax(project("query", queries), project("key", keys), project("value", keys))
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("n_trials", [None, 2])
+def test_several_layers_are_the_literal_equation_again_and_again(
+    bias: bool, n_trials: int | None
+) -> None:
+    """Equation 4 at gamma = infinity with random weights: no layer may disturb the next one's
+    input, with attention maps or without."""
+    generator = torch.Generator().manual_seed(0)
+    model = ClusteringTransformer(
+        2, 4, inverse_temperature=math.inf, n_layers=3, n_trials=n_trials, bias=bias,
+        generator=generator,
+    ).double()  # fmt: skip
+    points = tokens(2, 30, 2, seed=1)
+    centers = points[:, :4].clone()
+    found = model(points, centers)
+    with_maps, _ = model(points, centers, return_attention=True)
+    assert torch.equal(found, with_maps)
+    for task in range(2):
+        weights = {
+            name: value if n_trials is None else value[task]
+            for name, value in model.named_parameters()
+        }
+        x = torch.cat([points[task], torch.zeros(30, 2)], 1)
+        c = torch.cat([centers[task], model.codes], 1)
+        for _ in range(3):
+            x1 = x + literal_attention(weights, 0, x, c) + literal_attention(weights, 1, x, x)
+            c = c + literal_attention(weights, 2, c, x1) + literal_attention(weights, 3, c, c)
+            x = x1
+        torch.testing.assert_close(found[task], c[:, :2], rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("embedding", ["binary", "onehot"])
