@@ -308,7 +308,7 @@ def distance_attention(
         t.to(dtype).contiguous().expand(*batch, *t.shape[-2:]) for t in (queries, keys, values)
     )
     if math.isinf(gamma):
-        return _hardmax_attention(queries, keys, values)
+        return _hardmax_attention(queries, keys, values).clone()  # it may share memory with values
     scale = gamma / math.sqrt(queries.shape[-1])
     if backend == "materialised":
         return _materialised_weights(queries, keys, scale) @ values

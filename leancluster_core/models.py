@@ -24,7 +24,7 @@ from leancluster_core.checks import (
     check_points_and_centers,
 )
 from leancluster_core.embeddings import EMBEDDINGS, cluster_codes, code_width
-from leancluster_core.hardmax import _hardmax_attention
+from leancluster_core.hardmax import _hardmax_attention, _hardmax_update
 
 BACKENDS = ("absorbed", "fused", "materialised")
 
@@ -163,10 +163,12 @@ class ClusteringTransformer(nn.Module):
             return tree_map(Tensor.float, result)
         point_tokens, center_tokens = self.tokens(points, centers)
         maps = []
-        for _ in range(self.n_layers):
+        for layer in range(self.n_layers):
             if return_attention:
                 maps.append(self.attention_maps(point_tokens, center_tokens))
-            point_tokens, center_tokens = self.layer(point_tokens, center_tokens)
+            point_tokens, center_tokens = self.layer(
+                point_tokens, center_tokens, overwrite=layer > 0
+            )
         result = center_tokens[..., : self.n_features, :].mT
         if self.n_trials is None:
             result = result.squeeze(0)
@@ -214,13 +216,60 @@ class ClusteringTransformer(nn.Module):
         tokens = points, torch.cat([centers, codes], -2)
         return tokens if self.n_trials is not None else (points[None], tokens[1][None])
 
-    def layer(self, points: Tensor, centers: Tensor) -> tuple[Tensor, Tensor]:
+    def layer(
+        self, points: Tensor, centers: Tensor, *, overwrite: bool = False
+    ) -> tuple[Tensor, Tensor]:
         """Equation 4 on token columns: (R, ..., f, n), (R, ..., e, k) -> (R, ..., e, n),
-        (R, ..., e, k). Unchecked: the training loop calls it."""
+        (R, ..., e, k). Unchecked: the training loop calls it.
+
+        overwrite: the result may take the memory of points (which exact mode makes use of).
+        """
+        if math.isinf(self.inverse_temperature):
+            return self._layer_to_nearest(points, centers, overwrite)
         moved = self._attend(POINTS_TO_CENTERS, points, centers, points)
         points = self._attend(POINTS_TO_POINTS, points, points, moved)
         moved = self._attend(CENTERS_TO_CENTERS, centers, centers, centers)
         return points, self._attend(CENTERS_TO_POINTS, centers, points, moved)
+
+    @torch.no_grad()
+    def _layer_to_nearest(
+        self, points: Tensor, centers: Tensor, overwrite: bool
+    ) -> tuple[Tensor, Tensor]:
+        """:meth:`layer` at gamma = infinity, for a million points as well.
+
+        What a token holds is taken away before the new comes in (A2 before A1, A4 before A3): sums
+        that cancel do so exactly.
+        """
+        updates = [
+            self._update_to_nearest(index, points, keys)
+            for index, keys in ((POINTS_TO_POINTS, points), (POINTS_TO_CENTERS, centers))
+        ]
+        trials = (self.n_trials or 1, *((1,) * (points.dim() - 3)))
+        batch = torch.broadcast_shapes(trials, points.shape[:-2], centers.shape[:-2])
+        shape = (*batch, self.embedding_dim, points.shape[-1])
+        tokens = points
+        if not overwrite or points.shape != shape:
+            tokens = points.new_empty(shape)
+            tokens[..., : points.shape[-2], :] = points
+            tokens[..., points.shape[-2] :, :] = 0
+        for features, update in updates:
+            tokens[..., features, :] += update
+        moved = centers.expand(*batch, -1, -1).clone()
+        for index, keys in ((CENTERS_TO_CENTERS, centers), (CENTERS_TO_POINTS, tokens)):
+            features, update = self._update_to_nearest(index, centers, keys)
+            moved[..., features, :] += update
+        return tokens, moved
+
+    def _update_to_nearest(self, index: int, queries: Tensor, keys: Tensor) -> tuple[slice, Tensor]:
+        """Features that attention ``index`` can change, and what it adds to them."""
+        projections = [
+            self._projection(name, index, tokens)
+            for name, tokens in (("query", queries), ("key", keys), ("value", keys))
+        ]
+        if any(bias is not None for _, bias in projections):
+            return slice(None), self._attend_projected(index, queries, keys)
+        query, key, value = (weight for weight, _ in projections)
+        return _hardmax_update(query, key, value, queries, keys)
 
     def attention_maps(self, points: Tensor, centers: Tensor) -> tuple[Tensor, ...]:
         """The layer's four weight matrices, rows are queries; arguments as in :meth:`layer`."""
@@ -272,7 +321,7 @@ class ClusteringTransformer(nn.Module):
     def _attend(self, index: int, queries: Tensor, keys: Tensor, onto: Tensor) -> Tensor:
         """onto + one attention on token columns: (R, ..., f, m), (R, ..., g, r), (R, ..., h, m)
         -> (R, ..., e, m); rows that onto lacks count as zero."""
-        if math.isinf(self.inverse_temperature) or self.backend != "absorbed":
+        if self.backend != "absorbed":
             return _add_rows(self._attend_projected(index, queries, keys), onto)
         if index == POINTS_TO_POINTS:
             return self._add_values(onto, index, self._mean_among_points(keys))
