@@ -225,7 +225,7 @@ def _claims(chosen: argparse.Namespace) -> None:
 
         print_claims()
     except ModuleNotFoundError as error:
-        raise ValueError(f"claims are kept in YAML: install {error.name}") from None
+        raise ValueError(f"claims are kept in YAML: pip install pyyaml ({error})") from None
 
 
 if __name__ == "__main__":

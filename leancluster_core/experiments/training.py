@@ -17,6 +17,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from leancluster_core.embeddings import code_width
 from leancluster_core.experiments.config import TrainingConfig
 from leancluster_core.experiments.provenance import provenance
 from leancluster_core.experiments.store import Run
@@ -33,6 +34,9 @@ BETAS, EPSILON = (0.9, 0.999), 1e-8
 
 # An evaluation improves on the best one if it is lower by this share (as in ReduceLROnPlateau).
 PLATEAU_THRESHOLD = 1e-4
+
+# Entries of the point tokens that a CPU works on at once (4 MB in float32): they stay in its cache.
+GROUP_ENTRIES = 2**20
 
 # What configs may differ in and still train in one batch: these enter per model.
 PER_MODEL = ("regularizer", "penalty", "learning_rate")
@@ -139,14 +143,13 @@ class _Objective:
     """Smoothed loss of each model (Section 3): mean over its tasks of the sum over points."""
 
     def __init__(self, configs: Sequence[TrainingConfig], device: torch.device) -> None:
-        n_trials = len(configs[0].seeds)
-        penalties = torch.tensor([c.penalty for c in configs for _ in c.seeds], device=device)
+        """configs: one for each model."""
+        penalties = torch.tensor([config.penalty for config in configs], device=device)
         self._parts = []
         for regularizer in REGULARIZERS:
-            rows = [i for i, c in enumerate(configs) if c.regularizer == regularizer]
+            rows = [i for i, config in enumerate(configs) if config.regularizer == regularizer]
             if rows:
-                models = torch.tensor(rows, device=device).unsqueeze(1) * n_trials
-                models = (models + torch.arange(n_trials, device=device)).flatten()
+                models = torch.tensor(rows, device=device)
                 self._parts.append((regularizer, models, penalties[models].view(-1, 1, 1, 1)))
 
     def __call__(self, distances: Tensor) -> Tensor:
@@ -159,6 +162,29 @@ class _Objective:
             minima = _SmoothedMinimum.apply(distances[models], penalty, regularizer, -2)
             losses = losses.index_copy(0, models, minima.sum(-1).mean(-1))
         return losses
+
+
+@dataclass(frozen=True)
+class _Group:
+    """Models that a step computes at once: their rows of the state, and the tasks' rows."""
+
+    models: slice
+    trials: Tensor
+    model: ClusteringTransformer
+    objective: _Objective
+
+    def tasks(self, tensor: Tensor) -> Tensor:
+        """Trials (R, ...) -> this group's models (M, ...): all configs see the same tasks."""
+        first = int(self.trials[0])
+        consecutive = first + len(self.trials) <= tensor.shape[0]
+        own = tensor[first : first + len(self.trials)] if consecutive else tensor[self.trials]
+        return own.contiguous()
+
+    def predict(self, points: Tensor, centers: Tensor) -> Tensor:
+        """Predicted centers as columns (M, tasks, d, k)."""
+        codes = self.model.codes.mT.expand(*centers.shape[:-2], -1, -1)
+        _, tokens = self.model.layer(points, torch.cat([centers, codes], -2))
+        return tokens[..., : self.model.n_features, :]
 
 
 class Trainer:
@@ -178,30 +204,32 @@ class Trainer:
         self.state = state or initial_state(configs, self.device)
         self.state.tensors = {n: t.to(self.device) for n, t in self.state.tensors.items()}
         self.n_models = len(configs) * len(self.config.seeds)
-        # Its random weights are overwritten below; the global generator is left alone.
-        self.model = _model(self.config, self.n_models, torch.Generator()).to(self.device)
-        self._parameters = dict(self.model.named_parameters())
-        with torch.no_grad():
-            for name, parameter in self._parameters.items():
-                parameter.copy_(self.state.tensors[name])
-                self.state.tensors[name] = parameter.detach()
-        self._objective = _Objective(configs, self.device)
+        self._groups = list(self._make_groups())
+        self._parameters = [name for name, _ in self._groups[0].model.named_parameters()]
         self._validation: list[tuple[Tensor, Tensor, Tensor]] | None = None
 
     @property
     def done(self) -> bool:
         return self.state.step >= self.config.n_steps
 
-    def _for_all_configs(self, tensor: Tensor) -> Tensor:
-        """Trials (R, ...) -> models (S * R, ...): all configs see the same tasks."""
-        if len(self.configs) == 1:
-            return tensor
-        return tensor.expand(len(self.configs), *tensor.shape).flatten(0, 1)
-
-    def _predict(self, points: Tensor, centers: Tensor) -> Tensor:
-        codes = self.model.codes.mT.expand(*centers.shape[:-2], -1, -1)
-        _, tokens = self.model.layer(points, torch.cat([centers, codes], -2))
-        return tokens[..., : self.config.task.n_features, :]
+    def _make_groups(self) -> Iterator[_Group]:
+        """All models at once on a GPU; on a CPU, as many as its cache holds the tokens of."""
+        task, n_trials = self.config.task, len(self.config.seeds)
+        size = self.n_models
+        if self.device.type == "cpu":
+            width = task.n_features + code_width(task.n_clusters, self.config.embedding)
+            size = max(1, GROUP_ENTRIES // (self.config.batch_size * task.n_points * width))
+        for first in range(0, self.n_models, size):
+            models = range(first, min(first + size, self.n_models))
+            # Its random weights are overwritten below; the global generator is left alone.
+            model = _model(self.config, len(models), torch.Generator()).to(self.device)
+            for name, _ in list(model.named_parameters()):
+                own = self.state.tensors[name][models.start : models.stop]
+                setattr(model, name, torch.nn.Parameter(own))  # shares memory with the state
+            trials = torch.tensor([m % n_trials for m in models], device=self.device)
+            configs = [self.configs[m // n_trials] for m in models]
+            objective = _Objective(configs, self.device)
+            yield _Group(slice(models.start, models.stop), trials, model, objective)
 
     def advance(self) -> None:
         """Steps to the end of the current block of tasks, evaluating where it is due."""
@@ -225,13 +253,18 @@ class Trainer:
             torch.cuda.synchronize(self.device)
 
     def _step(self, points: Tensor, centers: Tensor) -> None:
-        points, centers = self._for_all_configs(points), self._for_all_configs(centers)
-        losses = self._objective(_column_distances(points, self._predict(points, centers)))
-        gradients = torch.autograd.grad(losses.sum(), list(self._parameters.values()))
+        tensors = self.state.tensors
+        gradients = {name: torch.empty_like(tensors[name]) for name in self._parameters}
+        for group in self._groups:
+            x, c = group.tasks(points), group.tasks(centers)
+            losses = group.objective(_column_distances(x, group.predict(x, c)))
+            own = torch.autograd.grad(losses.sum(), list(group.model.parameters()))
+            for gradient, part in zip(gradients.values(), own, strict=True):
+                gradient[group.models] = part
+            tensors["summed_loss"][group.models] += losses.detach()
+        tensors["summed_steps"] += 1
         with torch.no_grad():
-            self.state.tensors["summed_loss"] += losses.detach()
-            self.state.tensors["summed_steps"] += 1
-            self._adam(dict(zip(self._parameters, gradients, strict=True)))
+            self._adam(gradients)
 
     def _adam(self, gradients: dict[str, Tensor]) -> None:
         """Adam with a learning rate and, if asked for, a clipped gradient for each model."""
@@ -274,10 +307,10 @@ class Trainer:
             self._validation = list(self._validation_tasks())
         ratios = torch.zeros(self.n_models, device=self.device)
         for points, centers, lloyd_loss in self._validation:
-            points, centers = self._for_all_configs(points), self._for_all_configs(centers)
-            distances = _column_distances(points, self._predict(points, centers))
-            loss = distances.amin(-2).sum(-1)
-            ratios += (loss / self._for_all_configs(lloyd_loss)).mean(-1)
+            for group in self._groups:
+                x, c = group.tasks(points), group.tasks(centers)
+                loss = _column_distances(x, group.predict(x, c)).amin(-2).sum(-1)
+                ratios[group.models] += (loss / group.tasks(lloyd_loss)).mean(-1)
         return ratios / len(self._validation)
 
     def _validation_tasks(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:

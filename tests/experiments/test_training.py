@@ -129,6 +129,20 @@ def test_a_trials_numbers_depend_on_its_seed_alone():
                 torch.testing.assert_close(run.weights[name][trial], weight[0], atol=1e-4, rtol=0)
 
 
+def test_models_are_computed_in_groups_of_any_size(monkeypatch):
+    """On a CPU they fit its cache; a group may straddle two configs."""
+    configs = [CONFIG, dataclasses.replace(CONFIG, regularizer="entropy", penalty=1.0)]
+    whole = trained(configs)
+    width = 5
+    for size, n_groups in ((1, 6), (2, 3), (4, 2)):
+        entries = size * CONFIG.batch_size * CONFIG.task.n_points * width
+        monkeypatch.setattr("leancluster_core.experiments.training.GROUP_ENTRIES", entries)
+        assert len(Trainer(configs, "cpu")._groups) == n_groups
+        for run, expected in zip(trained(configs), whole, strict=True):
+            for name, weight in expected.weights.items():
+                torch.testing.assert_close(run.weights[name], weight, atol=1e-4, rtol=0)
+
+
 def test_training_twice_gives_the_same_bits():
     first, second = trained([CONFIG])[0], trained([CONFIG])[0]
     same = ["trial", "step", "training_loss", "relative_loss", "learning_rate"]
@@ -205,7 +219,7 @@ def test_a_trial_that_blows_up_leaves_the_others_alone_and_is_stored_as_such():
 
 def test_clipping_bounds_the_norm_of_each_model():
     trainer = Trainer([dataclasses.replace(CONFIG, gradient_clipping=0.5)], "cpu")
-    gradients = {n: torch.ones_like(p) for n, p in trainer._parameters.items()}
+    gradients = {n: torch.ones_like(trainer.state.tensors[n]) for n in ("query", "key", "value")}
     gradients["query"][0] *= 1e-6
     gradients["key"][0] *= 1e-6
     gradients["value"][0] *= 1e-6
