@@ -28,7 +28,7 @@ PAIRWISE_LIMIT = 32
 
 
 def _project_on_simplex(scores: Tensor, dim: int) -> tuple[Tensor, Tensor]:
-    """Sparsemax weights along ``dim``, and their support."""
+    """Sparsemax weights along ``dim``, and their support as ones and zeros."""
     # Weights don't change under a common shift; with the maximum at 0 nothing cancels.
     scores = scores - scores.amax(dim, keepdim=True)
     n_entries = scores.shape[dim]
@@ -45,9 +45,12 @@ def _project_on_simplex(scores: Tensor, dim: int) -> tuple[Tensor, Tensor]:
         sizes = sizes.view([-1] + [1] * (scores.dim() - 1 - dim % scores.dim()))
         size = (1 + sizes * ordered > ordered.cumsum(dim)).sum(dim, keepdim=True)
         support = scores >= ordered.gather(dim, size.clamp_min(1) - 1)  # 0 where all is NaN
-    total = torch.where(support, scores, 0).sum(dim, keepdim=True)
-    threshold = (total - 1) / support.sum(dim, keepdim=True)
-    return (scores - threshold).clamp_min_(0).mul_(support), support
+    # As numbers, since arithmetic with booleans copies them each time. Scores in the support are
+    # above -1; the others may be -inf, which times 0 is no 0.
+    inside = support.to(scores.dtype)
+    total = (scores.clamp_min(-1) * inside).sum(dim, keepdim=True)
+    threshold = (total - 1) / inside.sum(dim, keepdim=True)
+    return (scores - threshold).clamp_min_(0).mul_(inside), inside
 
 
 class _Sparsemax(torch.autograd.Function):
@@ -64,9 +67,8 @@ class _Sparsemax(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         # Plain differentiable operations, so that second derivatives work too.
         (support,) = ctx.saved_tensors
-        inside = torch.where(support, grad, 0)
-        mean = inside.sum(ctx.dim, keepdim=True) / support.sum(ctx.dim, keepdim=True)
-        return torch.where(support, grad - mean, 0), None
+        mean = (grad * support).sum(ctx.dim, keepdim=True) / support.sum(ctx.dim, keepdim=True)
+        return (grad - mean) * support, None
 
 
 def sparsemax(scores: Tensor, dim: int = -1) -> Tensor:
