@@ -19,7 +19,7 @@ NOTEBOOKS := $(basename $(notdir $(wildcard notebooks/*.py)))
 PAGES := $(foreach name,$(NOTEBOOKS),book/$(name).ipynb book/generated/$(name)/run.json)
 PACKAGE := $(shell find leancluster_core -name '*.py')
 TEXT := _config.yml book/_toc.yml book/references.bib book/check_html.py $(wildcard book/*.md) \
-	$(shell find book/_static -type f)
+	$(shell find book/_static -type f) $(wildcard results/benchmarks/*)
 RUN := $(BIN)/python -m leancluster_core.experiments.notebooks run
 
 .DEFAULT_GOAL := book
