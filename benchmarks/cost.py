@@ -111,7 +111,7 @@ def main() -> None:
         summary.append({
             "scale": scale, "device": device.type, "measured": "yes", "models": models,
             "seconds_a_model": round(3600 * hours / models, 1), "hours": round(hours, 2),
-            "paper_hours_over_ours": round(PAPER_HOURS / hours) if scale == "paper" else "",
+            "paper_hours_over_ours": float(f"{PAPER_HOURS / hours:.2g}") if scale == "paper" else "",
         })  # fmt: skip
     if device.type == "cpu" and "paper" in scales:
         total = plan_operations("paper")
@@ -123,7 +123,7 @@ def main() -> None:
         summary.append({
             "scale": "paper", "device": "H200", "measured": "no, arithmetic", "models": models,
             "seconds_a_model": round(3600 * hours / models, 2), "hours": round(hours, 2),
-            "paper_hours_over_ours": round(PAPER_HOURS / hours),
+            "paper_hours_over_ours": float(f"{PAPER_HOURS / hours:.2g}"),
         })  # fmt: skip
     for row in summary:
         print("  ".join(f"{name}={value}" for name, value in row.items()))
