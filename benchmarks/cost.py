@@ -94,6 +94,11 @@ def plan_operations(scale: str) -> float:
     )
 
 
+def speed_up(hours: float) -> str:
+    """The paper's hours over ours, to two digits."""
+    return f"{float(f'{PAPER_HOURS / hours:.2g}'):g}"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--scale", choices=("laptop", "paper"))
@@ -111,7 +116,7 @@ def main() -> None:
         summary.append({
             "scale": scale, "device": device.type, "measured": "yes", "models": models,
             "seconds_a_model": round(3600 * hours / models, 1), "hours": round(hours, 2),
-            "paper_hours_over_ours": float(f"{PAPER_HOURS / hours:.2g}") if scale == "paper" else "",
+            "paper_hours_over_ours": speed_up(hours) if scale == "paper" else "",
         })  # fmt: skip
     if device.type == "cpu" and "paper" in scales:
         total = plan_operations("paper")
@@ -123,7 +128,7 @@ def main() -> None:
         summary.append({
             "scale": "paper", "device": "H200", "measured": "no, arithmetic", "models": models,
             "seconds_a_model": round(3600 * hours / models, 2), "hours": round(hours, 2),
-            "paper_hours_over_ours": float(f"{PAPER_HOURS / hours:.2g}"),
+            "paper_hours_over_ours": speed_up(hours),
         })  # fmt: skip
     for row in summary:
         print("  ".join(f"{name}={value}" for name, value in row.items()))
