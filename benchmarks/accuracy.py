@@ -123,10 +123,10 @@ def main() -> None:
             "d": d, "gamma": gamma, "offset": int(offset),
             "float64": "yes" if any(switched for switched, _ in found) else "no",
         }  # fmt: skip
+        pairs = [pair for _, by_backend in found for pair in by_backend.values()]
+        row["loss"], row["gradient"] = (f"{max(errors):.0e}" for errors in zip(*pairs, strict=True))
         for backend in BACKENDS:
-            row[f"{backend}_loss"] = f"{max(e[backend][0] for _, e in found):.0e}"
-            row[f"{backend}_gradient"] = f"{max(e[backend][1] for _, e in found):.0e}"
-            row[f"{backend}_gradient_in_float32"] = f"{max(e[backend][1] for e in alone):.0e}"
+            row[f"{backend}_in_float32"] = f"{max(e[backend][1] for e in alone):.0e}"
         rows.append(row)
         print(*row.values(), flush=True)
     save("accuracy", rows)
