@@ -14,7 +14,7 @@
 # # Table 3: the constants of the four attentions
 #
 # The stability bounds of Appendix I speak of one attention with $m$ queries of norm at most $\rho$ and $m'$ keys of norm at
-# most $\rho'$. A layer has four attentions, and Table 3 says what $m$, $m'$, $\rho$ and $\rho'$ are for each. Two facts make it up: points and centers lie
+# most $\rho'$. A layer has four attentions, and Table 3 says what $m$, $m'$, $\rho$ and $\rho'$ are for each. Two facts make it up: points and centres lie
 # in the unit cube, and a layer's values have spectral norm at most $G_2$ (Lemma I.1, {prf:ref}`lem-norms`).
 #
 # Here the table is computed for one size, beside the norms that tokens of sampled tasks really have, in untrained and in
@@ -98,7 +98,7 @@ save_table(
 # feature is scaled to $[0, 1]$. After a layer the bound adds up worst cases that do not occur together: the attention would have to
 # average over corners, and the values to stretch all of them along one direction.
 #
-# One entry is larger than it need be. The paper counts $d + \lceil \log_2 k \rceil$ for the largest squared norm $d_E$ of a binary-coded center,
+# One entry is larger than it need be. The paper counts $d + \lceil \log_2 k \rceil$ for the largest squared norm $d_E$ of a binary-coded centre,
 # as if some code were all ones. The codes are the numbers below $k$, and none of them has more than
 # $\lfloor \log_2 k \rfloor$ ones, so for $k$ between two powers of two $d_E$ is one less.
 
@@ -126,7 +126,7 @@ save_table(
 # ## Lemma I.1 under attack
 #
 # Is there a task in the unit cube, and are there weights within their spectral norms, such that a token gets longer than the lemma allows?
-# Points, centers, all twelve matrices, $G_1$ and $G_2$ are searched, for small sizes $(n, d, k)$ and all embeddings.
+# Points, centres, all twelve matrices, $G_1$ and $G_2$ are searched, for small sizes $(n, d, k)$ and all embeddings.
 
 # %%
 from leancluster_core.experiments.attacks import (
@@ -156,7 +156,7 @@ save_table(
 )
 
 # %% [markdown]
-# Without codes the bound is attained: put all points and centers into the corner $(1, \dots, 1)$, let the values be $G_2$ times the
+# Without codes the bound is attained: put all points and centres into the corner $(1, \dots, 1)$, let the values be $G_2$ times the
 # identity, and all terms of the bound add up. With codes, $d_E > d$, and the lemma's last step $\sqrt d \le \sqrt{d_E}$ loses
 # a little.
 #

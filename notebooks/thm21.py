@@ -13,19 +13,19 @@
 # %% [markdown]
 # # Theorem 2.1: layers that are Lloyd iterations
 #
-# Lloyd's algorithm repeats two steps: every point looks up its nearest center, and every center moves to the
+# Lloyd's algorithm repeats two steps: every point looks up its nearest centre, and every centre moves to the
 # mean of the points that chose it. The theorem gives weights with which one layer of four attentions does just this, and $t$
 # layers with the *same* weights do $t$ iterations. No training is involved: the matrices hold zeros and ones.
 #
-# A center's token is its position followed by a code; a point's token has zeros in the place of the code. Let attention
+# A centre's token is its position followed by a code; a point's token has zeros in the place of the code. Let attention
 # be infinitely sharp: each query gives all its weight to its nearest key, in equal shares if several are equally near. Then
 #
-# 1. $A_1$: each point looks for the nearest center *by position*, and adds that center's code to its own;
+# 1. $A_1$: each point looks for the nearest centre *by position*, and adds that centre's code to its own;
 # 2. $A_2$: each point finds itself, and subtracts the code that it carried before;
-# 3. $A_3$: each center looks for the points *with its code*, and adds the mean of their positions;
-# 4. $A_4$: each center finds itself, and subtracts its old position.
+# 3. $A_3$: each centre looks for the points *with its code*, and adds the mean of their positions;
+# 4. $A_4$: each centre finds itself, and subtracts its old position.
 #
-# What the code needs is only to be different for each center. One-hot codes (OH) take $k$ features for that, binary codes
+# What the code needs is only to be different for each centre. One-hot codes (OH) take $k$ features for that, binary codes
 # (BN) $\lceil \log_2 k \rceil$: the rest of this book asks what that saves. `lloyd_transformer` builds these
 # weights into the same class that is trained elsewhere, {doc}`fig02` for one.
 
@@ -69,13 +69,15 @@ if scale == "smoke":
 # %% [markdown]
 # ## One layer in the plane
 #
-# Sixty points, three centers, two bits of code each.
+# Sixty points, three centres, two bits of code each.
 
 # %%
 from leancluster_core import lloyd, lloyd_transformer
 from leancluster_core.experiments.exact import toy_task
-from leancluster_core.experiments.exact_plots import plot_attention_maps, plot_layer
-from leancluster_core.experiments.pages import provenance_card, save_figure, save_table
+from leancluster_core.experiments.exact_plots import (
+    plot_attention_maps,
+    plot_layer,
+)
 
 points, centers = toy_task(seed)
 model = lloyd_transformer(2, 3, dtype=torch.float64)
@@ -85,6 +87,8 @@ point_codes = point_tokens[0, 2:].mT
 error = float((moved - lloyd(points, centers, 1)).abs().max())
 
 # %% tags=["hide-input"]
+from leancluster_core.experiments.pages import provenance_card, save_figure, save_table
+
 save_figure(
     plot_layer(points, centers, point_codes, model.codes, moved),
     output_dir,
@@ -97,7 +101,7 @@ save_figure(
 
 # %% [markdown]
 # The four attention matrices of that layer say how. Sorted by cluster, the points' lookup ($A_1$) is a staircase, the points' search
-# for themselves ($A_2$) a diagonal. The centers average over their own points ($A_3$; each row's weights are equal, drawn relative to the largest one) and find
+# for themselves ($A_2$) a diagonal. The centres average over their own points ($A_3$; each row's weights are equal, drawn relative to the largest one) and find
 # themselves ($A_4$).
 
 # %% tags=["hide-input"]
@@ -112,8 +116,8 @@ save_figure(
 # %% [markdown]
 # ## Random tasks
 #
-# In float64, for every pair of a dimension and a number of clusters: after each of the layers, the centers are compared with those of
-# Lloyd's algorithm, and so are the labels. The theorem assumes that no point ties between two nearest centers and that no
+# In float64, for every pair of a dimension and a number of clusters: after each of the layers, the centres are compared with those of
+# Lloyd's algorithm, and so are the labels. The theorem assumes that no point ties between two nearest centres and that no
 # cluster goes empty. Tasks on which Lloyd's algorithm runs into either are replaced, and counted.
 
 # %%
@@ -151,13 +155,13 @@ save_table(
 )
 
 # %% [markdown]
-# The differences are single roundings: a center is computed as old + mean − old. Empty clusters are common where the dimension and the number
-# of clusters are large, and the initial centers are points of the same few clusters.
+# The differences are single roundings: a centre is computed as old + mean − old. Empty clusters are common where the dimension and the number
+# of clusters are large, and the initial centres are points of the same few clusters.
 #
 # ## Data that nobody here made
 #
 # scikit-learn's bundled data sets, unscaled, with scikit-learn's own `KMeans(init=C, n_init=1, algorithm="lloyd")` as the judge. These
-# data lie on grids (tenths of centimetres, grey levels), where single rows as initial centers tie all the time: an initial center is the mean of five random rows.
+# data lie on grids (tenths of centimetres, grey levels), where single rows as initial centres tie all the time: an initial centre is the mean of five random rows.
 
 # %%
 from leancluster_core.experiments.exact import judged_table, real_data
@@ -181,11 +185,11 @@ save_table(
 # **Duplicate points are harmless**, though the theorem's proof asks for distinct points. A point's nearest points are then all its copies; but copies carry the same code, so the mean
 # code that $A_2$ subtracts is still the point's own.
 #
-# **A point that ties between centers is lost.** It takes the average of the tied centers' codes, and no center looks for that: the point counts
+# **A point that ties between centres is lost.** It takes the average of the tied centres' codes, and no centre looks for that: the point counts
 # for none of them. Lloyd's algorithm, in contrast, has to choose (ours takes the first).
 #
-# **The center of an empty cluster moves.** No point carries its code, and the nearest codes win. With one-hot codes, all others are equally far, so it moves to the mean of all points; with binary
-# codes, to the mean of the points whose codes differ in the fewest bits. Our Lloyd leaves such a center where it is. So a transformer revives an empty cluster where Lloyd's algorithm, left alone, does not.
+# **The centre of an empty cluster moves.** No point carries its code, and the nearest codes win. With one-hot codes, all others are equally far, so it moves to the mean of all points; with binary
+# codes, to the mean of the points whose codes differ in the fewest bits. Our Lloyd leaves such a centre where it is. So a transformer revives an empty cluster where Lloyd's algorithm, left alone, does not.
 
 # %%
 from leancluster_core.experiments.exact import broken_assumptions, broken_table

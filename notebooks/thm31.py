@@ -15,12 +15,12 @@
 #
 # Training works on a smooth upper bound of the k-means loss (Appendix H), and it works the better the less the loss
 # jumps when the weights move. Theorem 3.1 bounds that: if the twelve weight matrices of a layer change by a total of
-# $\varepsilon$ (spectral norms), a task's loss changes by at most $\kappa_1 \varphi\, \varepsilon$. Here $\varphi$ says how far the centers
+# $\varepsilon$ (spectral norms), a task's loss changes by at most $\kappa_1 \varphi\, \varepsilon$. Here $\varphi$ says how far the centres
 # move (Theorem I.1), and $\kappa_1$ how much the loss makes of it (Lemma I.2). The paper explains with it why one-hot codes
 # train faster than binary ones when $d$ is small: their $\varphi$ is smaller.
 #
 # This page attacks both bounds and Appendix H's. Then it measures what they bound, in untrained and in trained models: the
-# derivative of the centers and of the loss, in the very norms of the theorem. {doc}`theory_loss` and
+# derivative of the centres and of the loss, in the very norms of the theorem. {doc}`theory_loss` and
 # {doc}`theory_stability` have the statements and the proofs.
 
 # %% [markdown]
@@ -73,8 +73,8 @@ check_parameters(
 # %% [markdown]
 # ## Appendix H: the smoothed loss
 #
-# With two centers, one nearer by a *margin*, both smoothings overestimate the smaller squared distance by the margin times the weight of the
-# farther center. L2's weight falls in a straight line and is zero once the margin exceeds $\tau$; NE's never is.
+# With two centres, one nearer by a *margin*, both smoothings overestimate the smaller squared distance by the margin times the weight of the
+# farther centre. L2's weight falls in a straight line and is zero once the margin exceeds $\tau$; NE's never is.
 
 # %% tags=["hide-input"]
 import numpy as np
@@ -107,7 +107,7 @@ save_figure(
 # %% [markdown]
 # ## The attacks
 #
-# Appendix H for one point with $k$ distances; Lemma I.2 for points in the unit cube and centers wherever a layer can put them; Theorem I.1 for
+# Appendix H for one point with $k$ distances; Lemma I.2 for points in the unit cube and centres wherever a layer can put them; Theorem I.1 for
 # whole layers. The paper leaves some norms open, so "other readings" are tried too; bounds called "sharp" are ours, proved in {doc}`theory_loss` and
 # {doc}`theory_stability`.
 
@@ -196,7 +196,7 @@ save_table(
 #
 # ## Measured against bounded
 #
-# The derivative of the new centers, as a linear map from a weight matrix (spectral norm) to centers (sum of Euclidean norms), has a norm. We
+# The derivative of the new centres, as a linear map from a weight matrix (spectral norm) to centres (sum of Euclidean norms), has a norm. We
 # compute it for each of the twelve matrices, by ascent over directions, on sampled tasks, and take the largest. For the loss the norm is
 # exact: the nuclear norm of the gradient. Untrained models first, as training starts from them; the bounds use each model's own $G_1$ and $G_2$.
 
@@ -339,8 +339,8 @@ Markdown(
 # sensitivities of untrained models fit that story where $d$ is small. In size they don't: the codes differ by a small factor where the
 # bound sees many orders of magnitude. So the bound can hardly be the reason for a speed; what it bounds may be.
 #
-# In two respects the bound has not even the direction right. It falls with the number of clusters for one-hot codes, while the centers' sensitivity
-# grows: there are more centers to move. And it explodes as the penalty falls, while the loss' sensitivity stays: no
+# In two respects the bound has not even the direction right. It falls with the number of clusters for one-hot codes, while the centres' sensitivity
+# grows: there are more centres to move. And it explodes as the penalty falls, while the loss' sensitivity stays: no
 # derivative of a smoothed minimum by a distance exceeds $2 - 1/k$ for L2, or a constant that grows as $\frac14 \log k$ for NE, whatever
 # $\tau$ is ({prf:ref}`thm-slope`).
 #
