@@ -223,3 +223,22 @@ def test_any_real_dtype_and_layout_gives_the_same_answer():
 def test_construction_refuses_no_codes():
     with pytest.raises(ValueError, match="embedding must be 'onehot' or 'binary'"):
         lloyd_transformer(3, 5, embedding="none")
+
+
+def test_no_mode_changes_the_result():
+    """S2.6: nothing is random at evaluation, by whatever route the parameters come in."""
+    points, centers = task(batch=(3,))
+    model = ClusteringTransformer(3, 5, generator=generator(1)).eval()
+    expected = model(points, centers)
+    assert torch.equal(model(points, centers), expected)
+    assert torch.equal(model.train()(points, centers), expected)
+    assert model.training
+    parameters = dict(model.named_parameters())
+    functional = torch.func.functional_call(model, parameters, (points, centers))
+    assert torch.equal(functional, expected)
+    # A grid of parameters (a loss surface) is a trial axis.
+    grid = ClusteringTransformer(3, 5, n_trials=4)
+    grid.load_state_dict({n: torch.stack([p, -p, 2 * p, p]) for n, p in parameters.items()})
+    surface = grid(points[None], centers[None])
+    torch.testing.assert_close(surface[0], expected)
+    assert torch.equal(surface[0], surface[3])
