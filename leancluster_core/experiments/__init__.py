@@ -3,7 +3,6 @@
 from importlib import import_module
 
 _HOMES = {
-    "claims": [],
     "config": ["PAPER_SEEDS", "SCALES", "TrainingConfig"],
     "evaluation": ["multi_step", "relative_loss"],
     "store": ["Run", "Store"],
