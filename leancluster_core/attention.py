@@ -27,9 +27,9 @@ BACKENDS = ("fused", "materialised")
 # Entries of one block of scores (2 MB in float32): small enough to stay in a core's cache.
 BLOCK_ENTRIES = 2**19
 
-# Up to so many weights (24 MB in float32) are kept for the backward pass: a third of it is saved.
-# Beyond 32 MB the allocator asks the system for fresh memory each time, which costs more than that.
-KEPT_ENTRIES = 3 * 2**21
+# Up to so many weights (64 MB in float32) are kept for the backward pass. They are kept block by
+# block: for more than 32 MB at once the allocator asks the system for fresh memory each time.
+KEPT_ENTRIES = 2**24
 
 # The product form errs by a few eps * scale * |token|^2 in a score. Up to this score magnitude the
 # weights keep four digits; beyond it float32 input is computed in float64, and beyond what float64
@@ -91,20 +91,22 @@ class _BlockedAttention(torch.autograd.Function):
         r = keys.shape[2]
         out = queries.new_empty(n_tasks, values.shape[1], m)
         few = any(ctx.needs_input_grad) and n_tasks * m * r <= KEPT_ENTRIES
-        kept = queries.new_empty(n_tasks, m, r) if few else None
+        kept = []
         buffer = _block_buffer(0, max(BLOCK_ENTRIES, r), queries)
         for b, i in _BlockedAttention._blocks(queries, keys):
-            room = buffer if kept is None else kept[b, i].view(-1)
-            weights = _BlockedAttention._products(left[b, :, i], right[b], room)
-            torch.softmax(weights, -1, out=weights)
+            # A product goes to memory that is in the cache; what is kept is then written in order.
+            scores = _BlockedAttention._products(left[b, :, i], right[b], buffer)
+            weights = torch.softmax(scores, -1, out=torch.empty_like(scores) if few else scores)
             _BlockedAttention._weighted(values[b], weights, out[b, :, i])
-        ctx.save_for_backward(left, right, values, out, kept)
+            if few:
+                kept.append(weights)
+        ctx.save_for_backward(left, right, values, out, *kept)
         return out
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        left, right, values, out, kept = ctx.saved_tensors
+        left, right, values, out, *kept = ctx.saved_tensors
         needs_queries, needs_keys, needs_bias, needs_values = ctx.needs_input_grad
         # Score gradients are w * (g'v - g'out), again as one product.
         grad_left = torch.cat([grad, (grad * out).sum(1, keepdim=True).neg_()], 1)
@@ -116,12 +118,12 @@ class _BlockedAttention(torch.autograd.Function):
         buffer, other = (
             _block_buffer(which, max(BLOCK_ENTRIES, right.shape[2]), left) for which in (0, 1)
         )
-        for b, i in _BlockedAttention._blocks(left, right):
-            if kept is None:
+        for block, (b, i) in enumerate(_BlockedAttention._blocks(left, right)):
+            if kept:
+                weights = kept[block]
+            else:
                 weights = _BlockedAttention._products(left[b, :, i], right[b], buffer)
                 torch.softmax(weights, -1, out=weights)
-            else:
-                weights = kept[b, i]
             if grad_values is not None:
                 grad_values[b] += torch.bmm(grad[b, :, i], weights)
             scores = _BlockedAttention._products(grad_left[b, :, i], grad_right[b], other)
