@@ -2,6 +2,7 @@
 
     python benchmarks/step.py            some minutes on one core
     python benchmarks/step.py --quick    one repetition of each, to see that it works
+    python benchmarks/step.py --compiled the literal one compiled by torch (needs a C++ compiler)
 
 Ours is the step that ``train`` takes: all trials in one batch, attention without the n x n matrix,
 absorbed projections, tasks drawn in blocks. The literal one trains one model at a time with
@@ -19,6 +20,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import time
 from collections.abc import Callable
 
 import torch
@@ -31,7 +33,6 @@ from leancluster_core.experiments import PAPER_SEEDS, TrainingConfig
 from leancluster_core.experiments.training import TASK_BLOCK, Trainer
 
 SETTINGS = [(4, 6), (32, 10), (32, 25)]
-GOALS = {(512, 4): 6.0, (512, 32): 4.0}
 N_TASKS = 32
 
 
@@ -74,15 +75,18 @@ def literal_loss(points: Tensor, centers: Tensor, penalty: float) -> Tensor:
     return (weights * distances).sum((-1, -2)).mean()
 
 
-def literal_stepper(task: TaskDistribution, embedding: str) -> Callable[[], None]:
+def literal_stepper(task: TaskDistribution, embedding: str, compiled: bool) -> Callable[[], None]:
     model = Literal(task.n_features, task.n_clusters, embedding)
+    objective = lambda points, centers: literal_loss(points, model(points, centers), 0.1)  # noqa: E731
+    if compiled:
+        objective = torch.compile(objective, dynamic=False)
     optimiser = torch.optim.Adam(model.parameters(), lr=0.01)
     generator = torch.Generator().manual_seed(0)
 
     def step() -> None:
         tasks = [task.sample((), generator=generator) for _ in range(N_TASKS)]
         points, centers = (torch.stack(tensors) for tensors in zip(*tasks, strict=True))
-        loss = literal_loss(points, model(points, centers), 0.1)
+        loss = objective(points, centers)
         optimiser.zero_grad()
         loss.backward()
         optimiser.step()
@@ -113,8 +117,13 @@ def operations(task: TaskDistribution, embedding: str) -> float:
     return 2.0 * N_TASKS * (among_points + others + 3 * n * k * d)
 
 
-def measure(task: TaskDistribution, embedding: str, repetitions: int) -> list[dict[str, object]]:
-    literal = literal_stepper(task, embedding)
+def measure(
+    task: TaskDistribution, embedding: str, repetitions: int, compiled: bool
+) -> list[dict[str, object]]:
+    literal = literal_stepper(task, embedding, compiled)
+    started = time.perf_counter()
+    literal()
+    start_up = time.perf_counter() - started
     ours = {trials: our_stepper(task, embedding, trials) for trials in (1, 10)}
     literal_steps = 1 if task.n_points >= 512 else 4
     times: dict[int, list[tuple[float, float]]] = {1: [], 10: []}
@@ -143,6 +152,9 @@ def measure(task: TaskDistribution, embedding: str, repetitions: int) -> list[di
             "ratio": round(middle, 1), "ratio_low": round(low, 1), "ratio_high": round(high, 1),
             "share_of_peak": round(products / ours, 2), "share_of_floor": round(floor / ours, 2),
         })  # fmt: skip
+        if compiled:
+            rows[-1] = {name.replace("literal", "compiled"): v for name, v in rows[-1].items()}
+            rows[-1]["start_up_s"] = round(start_up, 1)
         print("  ".join(f"{name}={value}" for name, value in rows[-1].items()), flush=True)
     return rows
 
@@ -152,6 +164,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--repetitions", type=int, default=3)
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--compiled", action="store_true")
     chosen = parser.parse_args()
     torch.set_num_threads(chosen.threads)
     torch.manual_seed(0)
@@ -165,10 +178,12 @@ def main() -> None:
             TaskDistribution(n_points=n, n_features=d, n_clusters=k),
             embedding,
             1 if chosen.quick else chosen.repetitions,
+            chosen.compiled,
         )
     ]
     if not chosen.quick:
-        save("step" if chosen.threads == 1 else f"step_{chosen.threads}_threads", rows)
+        name = "step_compiled" if chosen.compiled else "step"
+        save(name if chosen.threads == 1 else f"{name}_{chosen.threads}_threads", rows)
 
 
 if __name__ == "__main__":
