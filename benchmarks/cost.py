@@ -8,7 +8,8 @@ all figures, and multiplies by the steps and models that have this shape. On a C
 workers take an N-th. On a GPU, batches are as large as ``train_all`` makes them.
 
 Without a GPU the last line projects one, from the operations that the plan cannot do without and a
-vendor's figure for the peak. It is arithmetic, not a measurement, and says so.
+vendor's figure for the peak. It is arithmetic, not a measurement, and says so. A run of both scales
+enters what it measured into the ledger (claim E-cost), beside the authors' hours.
 """
 
 from __future__ import annotations
@@ -23,8 +24,15 @@ import torch
 from machine import describe, save
 from step import N_TASKS, operations
 
+from leancluster_core.experiments.claims import (
+    NOT_RUN,
+    Verdict,
+    published_folder,
+    write_verdicts,
+)
 from leancluster_core.experiments.config import TrainingConfig
 from leancluster_core.experiments.grids import GRIDS, figure_configs
+from leancluster_core.experiments.provenance import device_name
 from leancluster_core.experiments.sweep import MODELS_PER_BATCH
 from leancluster_core.experiments.training import TASK_BLOCK, Trainer
 
@@ -94,6 +102,18 @@ def plan_operations(scale: str) -> float:
     )
 
 
+def cost_verdict(measured: dict[str, object], device: str) -> Verdict:
+    """Claim E-cost: hours of other code on other machines stand beside the authors', no more."""
+    return Verdict(
+        "E-cost",
+        NOT_RUN,
+        "paper",
+        "the authors' hours are those of their code on V100s, which we don't have; ours, projected "
+        f"from measured steps: {measured['seconds_a_model']} s a model, "
+        f"{measured['hours']:.0f} h for {measured['models']} models on {device}",
+    )
+
+
 def speed_up(hours: float) -> str:
     """The paper's hours over ours, to two digits."""
     return f"{float(f'{PAPER_HOURS / hours:.2g}'):g}"
@@ -135,6 +155,9 @@ def main() -> None:
     if not chosen.scale:
         save("cost", rows)
         save("cost_total", summary)
+        where = device_name(device) + (", one core" if device.type == "cpu" else "")
+        paper = next(row for row in summary if row["scale"] == "paper")
+        write_verdicts([cost_verdict(paper, where)], published_folder() / "intro.json")
 
 
 if __name__ == "__main__":
