@@ -169,11 +169,12 @@ def main() -> None:
     torch.set_num_threads(chosen.threads)
     torch.manual_seed(0)
     print(describe())
+    embeddings = ("binary",) if chosen.compiled else ("onehot", "binary")  # it takes a minute each
     rows = [
         row
         for n in (512, 128)
         for d, k in SETTINGS
-        for embedding in ("onehot", "binary")
+        for embedding in embeddings
         for row in measure(
             TaskDistribution(n_points=n, n_features=d, n_clusters=k),
             embedding,
