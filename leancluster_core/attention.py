@@ -24,11 +24,11 @@ from leancluster_core.hardmax import _hardmax_attention
 
 BACKENDS = ("fused", "materialised")
 
-# Entries of one block of scores (2 MB in float32): small enough to stay in a core's cache.
+# Entries of one block of scores (2 MiB in float32): small enough to stay in a core's cache.
 BLOCK_ENTRIES = 2**19
 
-# Up to so many weights (64 MB in float32) are kept for the backward pass. They are kept block by
-# block: for more than 32 MB at once the allocator asks the system for fresh memory each time.
+# Up to so many weights (64 MiB in float32) are kept for the backward pass. They are kept block by
+# block: for more than 32 MiB at once the allocator asks the system for fresh memory each time.
 KEPT_ENTRIES = 2**24
 
 # The product form errs by a few eps * scale * |token|^2 in a score. Up to this score magnitude the
