@@ -57,9 +57,7 @@ def test_backends_compute_equation_4(embedding, backend, bias, n_layers):
     )  # fmt: skip
     expected = literal(model, points, centers)
     torch.testing.assert_close(model(points, centers).double(), expected, atol=2e-5, rtol=2e-5)
-    torch.testing.assert_close(
-        model.double()(points, centers), expected, atol=1e-12, rtol=1e-12
-    )
+    torch.testing.assert_close(model.double()(points, centers), expected, atol=1e-12, rtol=1e-12)
 
 
 @pytest.mark.parametrize("backend", ["absorbed", "fused"])

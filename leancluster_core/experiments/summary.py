@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pandas as pd
@@ -20,6 +20,9 @@ SHORT_NAMES = {
     "initial_learning_rate": "eta",
     "gradient_clipping": "clipping",
 }
+
+# A fall of the relative loss in the last tenth of training by which a curve has not settled yet.
+LATE_FALL = 0.02
 
 
 def final_losses(frame: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:
@@ -69,7 +72,7 @@ def final_table(frame: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:
     return pd.DataFrame(list(table.values()), columns=[*columns, *present]).fillna("–")
 
 
-def _label(row: dict[str, str]) -> str:
+def _label(row: Mapping[str, str] | pd.Series) -> str:
     return f"{EMBEDDING_LABELS[row['embedding']]}:{REGULARIZER_LABELS[row['regularizer']]}"
 
 
@@ -82,7 +85,8 @@ def _cell(row: dict[str, float]) -> str:
 
 
 def describe_ends(frame: pd.DataFrame, by: Sequence[str]) -> Shown:
-    """Where the curves end, in words: how many below Lloyd's step, the best, the worst."""
+    """Where the curves end, in words: how many below Lloyd's step, the best, the worst, and which
+    had not settled yet."""
     losses = final_losses(frame, by)
     losses["curve"] = [_label(row) for row in losses.to_dict("records")]
     n_settings = len(losses.drop_duplicates(list(by))) if by else 1
@@ -106,6 +110,7 @@ def describe_ends(frame: pd.DataFrame, by: Sequence[str]) -> Shown:
             f"The lowest relative loss is {best['median']:.3f} ({_name(best, by)}), the highest "
             f"{_number(worst['median'])} ({_name(worst, by)})."
         )
+    text += _describe_late_falls(frame, by)
     lost = losses[losses["n_finite"] < losses["n_trials"]]
     if len(lost):
         names = "; ".join(
@@ -114,6 +119,27 @@ def describe_ends(frame: pd.DataFrame, by: Sequence[str]) -> Shown:
         )
         text += f" Trials without a finite loss at the end: {names}."
     return show_text(text)
+
+
+def _describe_late_falls(frame: pd.DataFrame, by: Sequence[str]) -> str:
+    """Which curves had not settled when training ended: a smaller scale cuts them short."""
+    falls = {}
+    for names, run in frame.groupby([*by, "embedding", "regularizer"], sort=False):
+        path = run.groupby("step")["relative_loss"].median()
+        before = path[path.index <= 0.9 * run["n_steps"].iloc[0]]
+        if len(before):
+            falls[names] = float(before.iloc[-1] - path.iloc[-1])
+    late = {names: fall for names, fall in falls.items() if fall > LATE_FALL}
+    if not late:
+        return ""
+    most = max(late, key=lambda names: late[names])
+    row = pd.Series(dict(zip([*by, "embedding", "regularizer"], most, strict=True)))
+    row["curve"] = _label(row)
+    return (
+        f" In the last tenth of the steps {len(late)} of {len(falls)} curves still fell by more "
+        f"than {LATE_FALL:g}, {_name(row, by)} the most ({late[most]:.3f}): they had not settled "
+        "when training ended."
+    )
 
 
 def convergence_alt(frame: pd.DataFrame, by: Sequence[str]) -> str:

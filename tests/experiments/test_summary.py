@@ -85,6 +85,14 @@ def test_words_count_what_lies_below_lloyd_and_name_the_extremes():
     assert "2 settings" in convergence_alt(frame, ["penalty"])
 
 
+def test_curves_that_still_fall_are_named():
+    frame = curves({(1.0, "onehot"): [1.0, 1.1, 1.2], (0.1, "binary"): [1.99, 1.99, 1.99]})
+    text = describe_ends(frame, ["penalty"]).data["text/plain"]
+    assert "1 of 2 curves still fell by more than 0.02, OH:L2 at tau = 1 the most (0.900)" in text
+    settled = frame.assign(relative_loss=1.0)
+    assert "still fell" not in describe_ends(settled, ["penalty"]).data["text/plain"]
+
+
 def test_nothing_finite_is_said_not_hidden():
     text = describe_ends(curves({(1.0, "onehot"): [math.nan]}), ["penalty"]).data["text/plain"]
     assert "0 of 1 curves" in text
