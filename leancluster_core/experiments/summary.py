@@ -81,7 +81,13 @@ def _cell(row: dict[str, float]) -> str:
     note = f", {lost} of {int(row['n_trials'])} lost" if lost else ""
     if math.isnan(row["median"]):
         return f"none{note}"
-    return f"{row['median']:.3f} ({row['lower']:.3f}–{row['upper']:.3f}{note})"
+    median, lower, upper = (_digits(row[name]) for name in ("median", "lower", "upper"))
+    return f"{median} ({lower}–{upper}{note})"
+
+
+def _digits(value: float) -> str:
+    """Three decimals; fewer of a large number, for which they say nothing and take room."""
+    return f"{value:.3f}" if value < 10 else f"{value:.3g}" if value < 1000 else f"{value:.2g}"
 
 
 def describe_ends(frame: pd.DataFrame, by: Sequence[str]) -> Shown:

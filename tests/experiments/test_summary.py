@@ -85,6 +85,11 @@ def test_words_count_what_lies_below_lloyd_and_name_the_extremes():
     assert "2 settings" in convergence_alt(frame, ["penalty"])
 
 
+def test_large_losses_take_little_room_in_a_table():
+    (cell,) = final_table(curves({(1.0, "onehot"): [9.9, 130.956, 4055.5]}), ["penalty"])["OH:L2"]
+    assert cell == "131 (70.4–2.1e+03)"
+
+
 def test_curves_that_still_fall_are_named():
     frame = curves({(1.0, "onehot"): [1.0, 1.1, 1.2], (0.1, "binary"): [1.99, 1.99, 1.99]})
     text = describe_ends(frame, ["penalty"]).data["text/plain"]
