@@ -169,7 +169,7 @@ def main() -> None:
     torch.set_num_threads(chosen.threads)
     torch.manual_seed(0)
     print(describe())
-    embeddings = ("binary",) if chosen.compiled else ("onehot", "binary")  # it takes a minute each
+    embeddings = ("binary",) if chosen.compiled else ("onehot", "binary")  # compiling takes long
     rows = [
         row
         for n in (512, 128)

@@ -81,11 +81,11 @@ def _cell(row: dict[str, float]) -> str:
     note = f", {lost} of {int(row['n_trials'])} lost" if lost else ""
     if math.isnan(row["median"]):
         return f"none{note}"
-    median, lower, upper = (_digits(row[name]) for name in ("median", "lower", "upper"))
+    median, lower, upper = (_number(row[name]) for name in ("median", "lower", "upper"))
     return f"{median} ({lower}–{upper}{note})"
 
 
-def _digits(value: float) -> str:
+def _number(value: float) -> str:
     """Three decimals; fewer of a large number, for which they say nothing and take room."""
     return f"{value:.3f}" if value < 10 else f"{value:.3g}" if value < 1000 else f"{value:.2g}"
 
@@ -159,10 +159,6 @@ def convergence_alt(frame: pd.DataFrame, by: Sequence[str]) -> str:
 def _name(row: pd.Series, by: Sequence[str]) -> str:
     setting = ", ".join(f"{SHORT_NAMES.get(n, n)} = {plain(row[n])}" for n in by)
     return f"{row['curve']} at {setting}" if setting else str(row["curve"])
-
-
-def _number(value: float) -> str:
-    return f"{value:.3f}" if value < 1000 else f"{value:.2g}"
 
 
 def plain(value: object) -> str:
