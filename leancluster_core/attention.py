@@ -206,7 +206,8 @@ def _sdpa(queries: Tensor, keys: Tensor, bias: Tensor, values: Tensor) -> Tensor
     width = -(-max(queries.shape[1] + 1, values.shape[1]) // 16) * 16  # what the kernels want
 
     def rows(tensor: Tensor) -> Tensor:
-        return F.pad(tensor, (0, 0, 0, width - tensor.shape[1])).mT.unsqueeze(1)
+        # Contiguous tokens, by the padding: with others torch falls back on the whole matrix.
+        return F.pad(tensor.mT, (0, width - tensor.shape[1])).unsqueeze(1)
 
     ones = torch.ones_like(queries[:, :1])
     out = F.scaled_dot_product_attention(

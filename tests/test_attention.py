@@ -6,6 +6,7 @@ import math
 import pytest
 import torch
 from torch.autograd import gradcheck
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from leancluster_core import attention, distance_attention
 from leancluster_core.attention import (
@@ -168,11 +169,13 @@ def test_blocks_of_any_size_give_the_same(monkeypatch, entries):
 
 @pytest.mark.parametrize("batch,m,r,e,v", [((2,), 9, 13, 4, 3), ((2,), 5, 40, 20, 31)])
 def test_the_kernel_of_other_devices_gives_the_same(batch, m, r, e, v):
-    """What CUDA uses runs on a CPU too: torch's fused attention, padded."""
+    """What CUDA uses runs on a CPU too: torch's fused attention, padded, and no fallback."""
     q, k, v = (t.mT.contiguous().requires_grad_() for t in tokens(m, r, e, v, batch))
     bias = torch.rand(*batch, 1, r, generator=generator(5), dtype=torch.float64).requires_grad_()
     inputs = (q, k, bias, v)
-    found, expected = _sdpa(*inputs), _BlockedAttention.apply(*inputs)
+    with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+        found = _sdpa(*inputs)
+    expected = _BlockedAttention.apply(*inputs)
     torch.testing.assert_close(found, expected)
     for ours, theirs in zip(
         torch.autograd.grad(found.square().sum(), inputs),

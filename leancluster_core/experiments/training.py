@@ -169,16 +169,13 @@ class _Group:
     """Models that a step computes at once: their rows of the state, and the tasks' rows."""
 
     models: slice
-    trials: Tensor
+    trials: slice | Tensor
     model: ClusteringTransformer
     objective: _Objective
 
     def tasks(self, tensor: Tensor) -> Tensor:
         """Trials (R, ...) -> this group's models (M, ...): all configs see the same tasks."""
-        first = int(self.trials[0])
-        consecutive = first + len(self.trials) <= tensor.shape[0]
-        own = tensor[first : first + len(self.trials)] if consecutive else tensor[self.trials]
-        return own.contiguous()
+        return tensor[self.trials].contiguous()
 
     def predict(self, points: Tensor, centers: Tensor) -> Tensor:
         """Predicted centers as columns (M, tasks, d, k)."""
@@ -226,7 +223,10 @@ class Trainer:
             for name, _ in list(model.named_parameters()):
                 own = self.state.tensors[name][models.start : models.stop]
                 setattr(model, name, torch.nn.Parameter(own))  # shares memory with the state
-            trials = torch.tensor([m % n_trials for m in models], device=self.device)
+            rows = [m % n_trials for m in models]
+            trials: slice | Tensor = slice(rows[0], rows[-1] + 1)
+            if rows != list(range(rows[0], rows[-1] + 1)):
+                trials = torch.tensor(rows, device=self.device)
             configs = [self.configs[m // n_trials] for m in models]
             objective = _Objective(configs, self.device)
             yield _Group(slice(models.start, models.stop), trials, model, objective)
