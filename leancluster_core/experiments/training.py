@@ -50,16 +50,16 @@ def batch_key(config: TrainingConfig) -> TrainingConfig:
 def resolve_device(device: str | torch.device) -> torch.device:
     """The device that "auto" stands for: CUDA where there is one, else the CPU.
 
-    Raises ValueError for a name that torch doesn't know and for CUDA where there is none.
+    Raises ValueError for any other kind of device, and for CUDA where there is none.
     """
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         resolved = torch.device(device)
     except RuntimeError:
-        raise ValueError(
-            f"device must be 'auto', 'cpu', 'cuda' or 'cuda:N', got {device!r}"
-        ) from None
+        resolved = None
+    if resolved is None or resolved.type not in ("cpu", "cuda"):
+        raise ValueError(f"device must be 'auto', 'cpu', 'cuda' or 'cuda:N', got {str(device)!r}")
     if resolved.type == "cuda" and not torch.cuda.is_available():
         raise ValueError(f"device must be 'auto' or 'cpu' on this machine, got {device!r}")
     return resolved

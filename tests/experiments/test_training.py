@@ -12,7 +12,7 @@ from leancluster_core import (
     lloyd_step,
     smoothed_kmeans_loss,
 )
-from leancluster_core.experiments import TrainingConfig, relative_loss, train
+from leancluster_core.experiments import TrainingConfig, relative_loss, train, training
 from leancluster_core.experiments.streams import PURPOSES, random_stream
 from leancluster_core.experiments.training import TASK_BLOCK, Trainer, batch_key
 
@@ -249,9 +249,22 @@ def test_train_returns_a_run_that_says_how_it_was_made(capsys):
     assert run.history.trial.unique().tolist() == [0, 1, 2]
 
 
+@pytest.mark.parametrize("clipping", [None, 1.0])
+def test_a_step_asks_the_device_for_no_value(monkeypatch, clipping):
+    """A GPU would have to finish first. The meta device has no values, so asking is an error."""
+    monkeypatch.setattr(training, "resolve_device", torch.device)
+    config = dataclasses.replace(CONFIG, gradient_clipping=clipping)
+    configs = [config, dataclasses.replace(config, regularizer="entropy")]
+    trainer = Trainer(configs, "meta")
+    trainer._step(torch.rand(3, 4, 3, 24, device="meta"), torch.rand(3, 4, 3, 4, device="meta"))
+    with pytest.raises(RuntimeError, match="meta"):
+        float(trainer.state.tensors["summed_loss"][0])
+
+
 def test_unknown_devices_are_refused_by_name():
-    with pytest.raises(ValueError, match="device must be 'auto', 'cpu', 'cuda' or 'cuda:N', got"):
-        train(CONFIG, device="gpu")
+    for device in ("gpu", "meta"):
+        with pytest.raises(ValueError, match="must be 'auto', 'cpu', 'cuda' or 'cuda:N', got"):
+            train(CONFIG, device=device)
     if not torch.cuda.is_available():
         with pytest.raises(ValueError, match="device must be 'auto' or 'cpu' on this machine"):
             train(CONFIG, device="cuda")
