@@ -42,7 +42,7 @@ _buffers = threading.local()
 
 def _block_buffer(which: int, size: int, like: Tensor) -> Tensor:
     """Room for a block of scores, kept by each thread: fresh memory costs more than the sums."""
-    name = f"{which} {like.dtype}"
+    name = f"{which} {like.dtype} {like.device}"
     kept: Tensor | None = getattr(_buffers, name, None)
     if kept is None or kept.numel() < size:
         with torch.inference_mode(False):  # or it could not serve training later
@@ -222,10 +222,12 @@ def _product_attention(queries: Tensor, keys: Tensor, bias: Tensor, values: Tens
     tensors = (queries, keys, bias, values)
     batch = torch.broadcast_shapes(*(tensor.shape[:-2] for tensor in tensors))
     flat = [
-        tensor.expand(*batch, *tensor.shape[-2:]).reshape(-1, *tensor.shape[-2:])
+        tensor.expand(*batch, *tensor.shape[-2:]).reshape(batch.numel(), *tensor.shape[-2:])
         for tensor in tensors
     ]
-    kernel = _BlockedAttention.apply if queries.device.type == "cpu" else _sdpa
+    # torch's fused kernels have no float64: it would fall back on the whole matrix.
+    blocked = queries.device.type == "cpu" or queries.dtype == torch.float64
+    kernel = _BlockedAttention.apply if blocked else _sdpa
     return kernel(*flat).reshape(*batch, values.shape[-2], queries.shape[-1])
 
 
@@ -238,7 +240,7 @@ def _fused(queries: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tenso
 
 
 def _materialised_weights(queries: Tensor, keys: Tensor, scale: float) -> Tensor:
-    """The literal definition: queries (..., m, e), keys (..., r, e) -> weights (..., m, r)."""
+    """Weights (..., m, r) of queries (..., m, e) and keys (..., r, e), all of them at once."""
     shift = keys.detach().mean(-2, keepdim=True)
     queries, keys = queries - shift, keys - shift
     distances = (
@@ -281,8 +283,9 @@ def distance_attention(
 
     backend: "fused" needs memory linear in m and r; "materialised" builds the (m, r) weights. The
     result doesn't depend on a common shift of queries and keys. Where inverse_temperature *
-    |token|^2 / sqrt(e) passes 2^9, "fused" computes float32 input in float64, and past 2^38 by
-    differences, which takes (m, r, e) memory. "fused" has first derivatives only.
+    |token|^2 / sqrt(e) passes 2^9, float32 input is computed in float64, and past 2^38 by
+    differences, which takes (m, r, e) memory. "fused" has first derivatives only. autocast has no
+    effect.
 
     Raises ValueError for NaN or infinite entries, no key, widths or lengths that don't match,
     a negative inverse_temperature, an unknown backend.
@@ -310,17 +313,24 @@ def distance_attention(
     queries, keys, values = (
         t.to(dtype).contiguous().expand(*batch, *t.shape[-2:]) for t in (queries, keys, values)
     )
-    if math.isinf(gamma):
-        return _hardmax_attention(queries, keys, values).clone()  # it may share memory with values
-    scale = gamma / math.sqrt(queries.shape[-1])
-    if backend == "materialised":
-        return _materialised_weights(queries, keys, scale) @ values
+    with torch.autocast(queries.device.type, enabled=False):
+        if math.isinf(gamma):  # which may share memory with values
+            return _hardmax_attention(queries, keys, values).clone()
+        return _attend(queries, keys, values, gamma / math.sqrt(queries.shape[-1]), backend)
+
+
+def _attend(queries: Tensor, keys: Tensor, values: Tensor, scale: float, backend: str) -> Tensor:
+    """:func:`distance_attention` of one dtype and batch shape, in a precision that suffices."""
+    dtype = queries.dtype
     reach = _score_magnitude(queries, keys, scale)
     if reach > LARGEST_SCORE[torch.float64]:
         return _by_differences(queries, keys, values, scale)
     working = torch.float64 if reach > LARGEST_SCORE[dtype] else dtype
+    queries, keys, values = (t.to(working) for t in (queries, keys, values))
+    if backend == "materialised":
+        return (_materialised_weights(queries, keys, scale) @ values).to(dtype)
     # One memory layout, so that a strided view gives the same bits as its copy.
-    q, k, v = (t.to(working).mT.contiguous() for t in (queries, keys, values))
+    q, k, v = (t.mT.contiguous() for t in (queries, keys, values))
     return _fused(q, k, v, scale).mT.to(dtype)
 
 

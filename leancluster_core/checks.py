@@ -59,7 +59,10 @@ def check_number(
     """
     if isinstance(value, bool) or not isinstance(value, Real):
         raise TypeError(f"{name} must be a number, got {value!r}")
-    number = float(value)
+    try:
+        number = float(value)
+    except OverflowError:  # an integer beyond what a float holds
+        number = -math.inf if value < 0 else math.inf
     too_small = number <= minimum if above else number < minimum
     if math.isnan(number) or too_small or (math.isinf(number) and not infinite):
         allowed = f"{'(' if above or math.isinf(minimum) else '['}{minimum:g}, inf"

@@ -19,7 +19,8 @@ by differences is among those with
     s_j <= s_0 + (2 d + 7) eps (10 ||x||^2 + 2 s_0),    eps = 2 u,
 
 which depends on the point and its nearest center alone: centers far away blur nothing. We use
-2 d + 16 in place of 2 d + 7, which pays for terms of second order.
+2 d + 16 in place of 2 d + 7, which pays for terms of second order, and add as much of the smallest
+normal number, which pays for squares that vanish.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ _BLOCK_ROWS = 1 << 13
 
 _CENTER_ROWS = 16
 
-# Squares of numbers beyond these overflow or vanish in float32.
+# A task whose largest number is within 2^-40 and 2^40 can be squared, in float32 too.
 _SAFE_EXPONENT = 40
 
 
@@ -81,19 +82,20 @@ def nearest_centers(points: Tensor, centers: Tensor) -> Tensor:
 
     points: (..., n, d); centers: (..., k, d) with 1 <= k <= n. Returns int64 (..., n), the same
     labels as ``squared_distances(points, centers).argmin(-1)``, also far from the origin, without
-    memory for n x k distances. Entries so large or so small that their squares leave the dtype's
-    range are scaled by a power of two first. Not differentiable.
+    memory for n x k distances. A task with entries so large or so small that their squares leave
+    the dtype's range is scaled by a power of two first. Not differentiable; autocast has no effect.
 
     Raises ValueError or TypeError for NaN or infinite entries, wrong rank, different d, k > n.
     """
-    return _nearest_centers(*check_points_and_centers(points, centers))
+    points, centers = check_points_and_centers(points, centers)
+    with torch.autocast(points.device.type, enabled=False):
+        return _nearest_centers(points, centers)
 
 
 @torch.no_grad()
 def _nearest_centers(points: Tensor, centers: Tensor) -> Tensor:
     batch_shape, points, centers = _as_tasks(points, centers)
-    exponent = _out_of_range_exponent(points, centers)
-    points, centers = (_times_power_of_two(tensor, -exponent) for tensor in (points, centers))
+    points, centers, _ = _scaled_into_range(points, centers)
     shift = _center(points)
     blocks = _centered_blocks(points, shift, centers.shape[-2])
     labels, undecided = _proven_labels(points, shift, blocks, centers)
@@ -138,9 +140,7 @@ class _Block:
 def _centered_blocks(points: Tensor, shift: Tensor, n_clusters: int) -> Iterator[_Block]:
     """Blocks of points (tasks, n, d) minus shift (tasks, 1, d)."""
     n_tasks, n_points, n_features = points.shape
-    # The bound above does not hold for products in TF32 or bfloat16.
-    precise = torch.get_float32_matmul_precision() == "highest"
-    dtype = points.dtype if precise else torch.float64
+    dtype = points.dtype if _has_precise_products() else torch.float64
     n_columns = _BLOCK_BYTES // (dtype.itemsize * max(n_clusters, n_features + 1))
     n_rows = min(n_points, _BLOCK_ROWS, max(64, n_columns // 64 * 64))
     n_together = max(1, n_columns // n_rows) if n_rows == n_points else 1
@@ -152,7 +152,18 @@ def _centered_blocks(points: Tensor, shift: Tensor, n_clusters: int) -> Iterator
             columns = part.new_ones((part.shape[0], n_features + 1, part.shape[2]), dtype=dtype)
             torch.sub(part, shift[tasks].mT, out=columns[:, :-1])
             slack = columns[:, :-1].square().sum(-2, keepdim=True)
-            yield _Block(tasks, rows, columns, slack.mul_(10 * _tolerance(points)))
+            tolerance = _tolerance(points)
+            vanishing = 4 * tolerance / torch.finfo(points.dtype).eps
+            slack.mul_(10 * tolerance).add_(vanishing * torch.finfo(points.dtype).tiny)
+            yield _Block(tasks, rows, columns, slack)
+
+
+def _has_precise_products() -> bool:
+    """Whether float32 products are float32: the bound does not hold for TF32 and bfloat16."""
+    try:
+        return torch.get_float32_matmul_precision() == "highest"
+    except RuntimeError:  # it was lowered for one backend alone, and torch won't say for which
+        return False
 
 
 def _tolerance(points: Tensor) -> float:
@@ -197,24 +208,32 @@ def _proven_labels(
     return labels.masked_fill_(undecided, 0), undecided
 
 
-def _out_of_range_exponent(points: Tensor, centers: Tensor) -> int:
-    """The power of two to divide by before numbers are squared; 0 where they are neither so large
-    nor so small that squares leave the dtype's range."""
-    largest = max(_largest(points), _largest(centers))
-    exponent = math.frexp(largest)[1]
-    return 0 if largest == 0 or abs(exponent) <= _SAFE_EXPONENT else exponent
+def _scaled_into_range(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Tasks (tasks, ..) and (tasks, ..), each times a power of two where squares of its numbers
+    would leave the dtype's range, and the exponents (tasks, 1, 1) that undo it; None for all 0."""
+    largest = torch.maximum(_largest(left), _largest(right))
+    exponent = torch.frexp(largest).exponent
+    exponent = exponent - exponent.clamp(-_SAFE_EXPONENT, _SAFE_EXPONENT)
+    if not bool(exponent.any()):
+        return left, right, None
+    return _times_power_of_two(left, -exponent), _times_power_of_two(right, -exponent), exponent
 
 
-def _times_power_of_two(values: Tensor, exponent: int) -> Tensor:
+def _times_power_of_two(values: Tensor, exponent: Tensor | None) -> Tensor:
+    """values (..., tasks, n, d) times 2^exponent (tasks, 1, 1)."""
+    if exponent is None:
+        return values
     # In two steps, since the power alone may be out of the dtype's range.
-    return (
-        values * 2.0 ** (exponent // 2) * 2.0 ** (exponent - exponent // 2) if exponent else values
-    )
+    for part in (exponent // 2, exponent - exponent // 2):
+        powers = [2.0**number for number in part.flatten().tolist()]  # exact, as torch.pow is not
+        values = values * values.new_tensor(powers).view(part.shape)
+    return values
 
 
-def _largest(values: Tensor) -> float:
-    """Largest absolute value; 0 of nothing."""
-    return max(-float(values.amin()), float(values.amax())) if values.numel() else 0.0
+def _largest(values: Tensor) -> Tensor:
+    """Largest absolute value of each task: (tasks, n, d) -> (tasks, 1, 1)."""
+    low, high = (extreme(values, (1, 2), keepdim=True) for extreme in (torch.amin, torch.amax))
+    return torch.maximum(-low, high)
 
 
 def _decide_by_differences(
@@ -230,6 +249,8 @@ def _exact_distances(
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """Task (p,), row (p,) and squared distances (k, p) of the chosen points, in pieces.
 
+    Only distances of one point compare: where they would vanish, they are of magnified differences.
+
     width: numbers that the caller will hold for each of the p * k pairs, if more than d.
     """
     tasks, rows = chosen.nonzero(as_tuple=True)
@@ -238,4 +259,15 @@ def _exact_distances(
     size = max(1, _BLOCK_BYTES // per_row)
     for task, row in zip(tasks.split(size), rows.split(size), strict=True):
         candidates = centers_first if centers.shape[0] == 1 else centers_first[..., task]
-        yield task, row, _sum_of_squares(points[task, row].t().unsqueeze(1), candidates)
+        chosen_points = points[task, row].t().unsqueeze(1)
+        distances = _sum_of_squares(chosen_points, candidates)
+        limits = torch.finfo(points.dtype)
+        lost = distances.amin(0) < limits.tiny / limits.eps
+        if bool(lost.any()):
+            if candidates.shape[-1] > 1:
+                candidates = candidates[..., lost]
+            pair = chosen_points[..., lost], candidates
+            magnified = (tensor.double() * limits.tiny**-0.5 for tensor in pair)
+            yield task[lost], row[lost], _sum_of_squares(*magnified)
+            task, row, distances = task[~lost], row[~lost], distances[:, ~lost]
+        yield task, row, distances

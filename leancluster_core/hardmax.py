@@ -22,9 +22,8 @@ from leancluster_core.distances import (
     _center,
     _centered_blocks,
     _exact_distances,
-    _out_of_range_exponent,
     _proven_labels,
-    _times_power_of_two,
+    _scaled_into_range,
 )
 from leancluster_core.groups import Groups, group_equal_rows, sums_by_label
 
@@ -132,8 +131,7 @@ def _attend_to_groups(queries: Tensor, keys: Tensor, values: Tensor, groups: Gro
     means = _group_means(values, groups)
     n_tasks, n_keys = keys.shape[:2]
     queries, keys = _without_common_features(queries, keys)
-    exponent = _out_of_range_exponent(queries, keys)
-    queries, keys = (_times_power_of_two(tensor, -exponent) for tensor in (queries, keys))
+    queries, keys, _ = _scaled_into_range(queries, keys)
     distinct_keys = keys.flatten(0, 1)[groups.first]
     task = groups.first // n_keys
     n_groups = torch.bincount(task, minlength=n_tasks)

@@ -27,8 +27,8 @@ from leancluster_core.distances import (
     _center,
     _centered_blocks,
     _decide_by_differences,
-    _out_of_range_exponent,
     _proven_labels,
+    _scaled_into_range,
     _times_power_of_two,
 )
 from leancluster_core.groups import group_equal_rows, sums_by_label
@@ -85,7 +85,8 @@ def lloyd(
             f"generator must be a torch.Generator for empty='resample', got {generator}"
         )
     batch_shape, points, centers = _as_tasks(points, centers)
-    iterates, occupied = _iterate(points, centers, n_iterations, empty, generator, batch_shape)
+    with torch.autocast(points.device.type, enabled=False):
+        iterates, occupied = _iterate(points, centers, n_iterations, empty, generator, batch_shape)
     _warn_about_duplicates(points, occupied, batch_shape)
     iterates = iterates.reshape(n_iterations + 1, *batch_shape, *centers.shape[-2:])
     return iterates if return_all else iterates[-1].clone()
@@ -110,9 +111,8 @@ def _iterate(
 ) -> tuple[Tensor, Tensor]:
     """All iterates (n_iterations + 1, tasks, k, d) of points (tasks, n, d), and which clusters had
     points in the last one, (tasks, k)."""
-    exponent = _out_of_range_exponent(points, centers)
-    points, centers = (_times_power_of_two(tensor, -exponent) for tensor in (points, centers))
-    iterates = centers.expand(n_iterations + 1, *centers.shape).contiguous()
+    points, centers, exponent = _scaled_into_range(points, centers)
+    iterates = centers.repeat(n_iterations + 1, 1, 1, 1)  # memory of its own, never the caller's
     occupied = torch.ones(centers.shape[:-1], dtype=torch.bool, device=centers.device)
     shift = _center(points)
     # Centered once for all iterations, as columns: another copy of the points.

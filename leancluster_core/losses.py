@@ -129,7 +129,10 @@ class _SmoothedMinimum(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, distances: Tensor, penalty: Tensor, regularizer: str, dim: int) -> Tensor:
         smallest = distances.amin(dim, keepdim=True)
-        gaps = distances - smallest
+        # Bounded, as _min_weights does: an infinite gap in units of the penalty gives NaN slopes.
+        limits = torch.finfo(distances.dtype)
+        penalty = penalty.clamp_min(limits.tiny)
+        gaps = (distances - smallest).clamp_max(penalty * (limits.max / distances.shape[dim]))
         if regularizer == "entropy":
             weights = torch.softmax(gaps / -penalty, dim)
             value = mean = (weights * gaps).sum(dim, keepdim=True)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import math
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.utils._pytree import tree_map
 
 from leancluster_core.attention import (
@@ -59,10 +59,11 @@ class ClusteringTransformer(nn.Module):
     "materialised" is the literal definition with its (n, n) weights.
 
     Accuracy: losses and gradients are right to 1e-4 in float32 as long as the data are about in the
-    unit cube and no attention score can be large. Where a coordinate passes LARGEST_COORDINATE or
-    gamma / sqrt(e) * (largest spectral norm of Q and K)^2 * e passes LARGEST_SCORE, a float32 model
-    computes in float64 inside and returns float32. :meth:`layer`, and with it the training loop,
-    does not check: its data are in the unit cube.
+    unit cube and no attention score can be large. Where a coordinate passes LARGEST_COORDINATE, or
+    gamma / sqrt(e) * (largest spectral norm of Q and K)^2 * (largest norm of a token)^2 passes
+    LARGEST_SCORE in any layer, a float32 model computes in float64 inside and returns float32.
+    :meth:`layer`, and with it the training loop, does not check: its data are in the unit cube, and
+    a step forgives what a test does not. autocast has no effect.
 
     Attributes: query, key, value (*trials, 4, e, e), applied as ``weight @ token``;
     query_bias, key_bias, value_bias (*trials, 4, e) or None; codes (k, c).
@@ -145,23 +146,38 @@ class ClusteringTransformer(nn.Module):
     ) -> Tensor | tuple[Tensor, list[tuple[Tensor, ...]]]:
         """New centers (..., k, d) of the tasks; input is cast to the parameters' dtype.
 
-        points: (..., n, d), centers: (..., k, d); with n_trials=R the leading dimension of both is
-        R (or 1). With ``return_attention`` also, for each layer, the four attention maps
-        (..., n, k), (..., n, n), (..., k, n), (..., k, k), whatever the backend.
+        points: (..., n, d), centers: (..., k, d); with n_trials=R both have as many dimensions, and
+        the leading one is R (or 1). With ``return_attention`` also, for each layer, the four
+        attention maps (..., n, k), (..., n, n), (..., k, n), (..., k, k), whatever the backend.
 
         Raises ValueError for NaN or infinite entries, other d or k than the model's, k > n, batch
         dimensions that don't broadcast or don't start with the trials.
         """
         points, centers = self._checked(points, centers)
-        if self.query.dtype == torch.float32 and self._needs_float64(points, centers):
-            wide = {
-                name: tensor.double() for name, tensor in self.state_dict(keep_vars=True).items()
-            }
-            arguments = points.double(), centers.double()
-            options = {"return_attention": return_attention}
-            result = functional_call(self, wide, arguments, options)
-            return tree_map(Tensor.float, result)
+        with torch.autocast(points.device.type, enabled=False):
+            result = None
+            if not self._needs_float64(points, centers):
+                result = self._transform(points, centers, return_attention)
+            if result is None:
+                wide = self._in_float64()._transform(points, centers, return_attention)
+                result = tree_map(Tensor.float, wide)
+        return result
+
+    def _in_float64(self) -> ClusteringTransformer:
+        """A twin whose weights are these in float64. This model is left alone: other threads may
+        be using it."""
+        twin = copy.copy(self)
+        for kind in ("_parameters", "_buffers"):
+            tensors = self.__dict__[kind].items()
+            twin.__dict__[kind] = {n: t if t is None else t.double() for n, t in tensors}
+        return twin
+
+    def _transform(
+        self, points: Tensor, centers: Tensor, return_attention: bool
+    ) -> Tensor | tuple[Tensor, list[tuple[Tensor, ...]]] | None:
+        """:meth:`forward`, checked, in the parameters' dtype; None where that doesn't suffice."""
         point_tokens, center_tokens = self.tokens(points, centers)
+        largest = self._largest_square_norm()
         maps = []
         for layer in range(self.n_layers):
             if return_attention:
@@ -169,6 +185,11 @@ class ClusteringTransformer(nn.Module):
             point_tokens, center_tokens = self.layer(
                 point_tokens, center_tokens, overwrite=layer > 0
             )
+            for tokens in (point_tokens, center_tokens):
+                if largest < math.inf and tokens.numel():
+                    square_norms = tokens.detach().square().sum(-2).nan_to_num(0, 0)
+                    if float(square_norms.amax()) > largest:
+                        return None
         result = center_tokens[..., : self.n_features, :].mT
         if self.n_trials is None:
             result = result.squeeze(0)
@@ -181,28 +202,41 @@ class ClusteringTransformer(nn.Module):
             raise ValueError(f"n_features must be {self.n_features}, got {points.shape[-1]}")
         if centers.shape[-2] != self.n_clusters:
             raise ValueError(f"n_clusters must be {self.n_clusters}, got {centers.shape[-2]}")
-        batch = torch.broadcast_shapes(points.shape[:-2], centers.shape[:-2])
-        if self.n_trials is not None and (not batch or batch[0] not in (1, self.n_trials)):
-            raise ValueError(
-                f"the leading dimension of points must be n_trials={self.n_trials} or 1, "
-                f"got shape {tuple(points.shape)}"
-            )
+        if self.n_trials is not None:
+            for name, tensor in (("points", points), ("centers", centers)):
+                if tensor.dim() < 3 or tensor.shape[0] not in (1, self.n_trials):
+                    raise ValueError(
+                        f"the leading dimension of {name} must be n_trials={self.n_trials} or 1, "
+                        f"got shape {tuple(tensor.shape)}"
+                    )
+            if points.dim() != centers.dim():  # or the trials of one would meet tasks of the other
+                raise ValueError(
+                    "points and centers must have as many dimensions with n_trials, "
+                    f"got shapes {tuple(points.shape)} and {tuple(centers.shape)}"
+                )
         return points, centers
 
     @torch.no_grad()
     def _needs_float64(self, points: Tensor, centers: Tensor) -> bool:
-        """Whether the accuracy that the class promises is out of float32's reach."""
-        if math.isinf(self.inverse_temperature):
-            return False  # nearest keys are decided by differences
+        """Whether the accuracy that the class promises is out of float32's reach at once."""
+        allowed = self._largest_square_norm()
+        if math.isinf(allowed):
+            return False
         largest = max(
             float(tokens.abs().amax()) if tokens.numel() else 0.0 for tokens in (points, centers)
         )
-        if largest > LARGEST_COORDINATE:
-            return True
+        return largest > LARGEST_COORDINATE or self.embedding_dim > allowed
+
+    @torch.no_grad()
+    def _largest_square_norm(self) -> float:
+        """Squared norm of a token up to which the parameters' dtype keeps the promised accuracy."""
+        if self.query.dtype == torch.float64 or math.isinf(self.inverse_temperature):
+            return math.inf  # at infinity nearest keys are decided by differences
         # A model that has blown up has no accuracy to lose, and others beside it may.
         projections = torch.stack([self.query, self.key]).double().nan_to_num(0, 0, 0)
         gain = float(torch.linalg.matrix_norm(projections, 2).amax())
-        return self._scale * gain**2 * self.embedding_dim > LARGEST_SCORE
+        slope = self._scale * gain**2
+        return LARGEST_SCORE / slope if slope else math.inf
 
     def tokens(self, points: Tensor, centers: Tensor) -> tuple[Tensor, Tensor]:
         """Token columns for :meth:`layer`: points (R, ..., d, n) and centers (R, ..., e, k).
@@ -370,16 +404,18 @@ def _apply(weight: Tensor, tokens: Tensor) -> Tensor:
     n_trials, *batch, rows, columns = tokens.shape
     if columns > FEW_TOKENS or not batch or n_trials != weight.shape[0]:
         return weight @ tokens
-    together = tokens.movedim(-2, 1).reshape(n_trials, rows, -1)
+    n_tokens = math.prod(batch) * columns
+    together = tokens.movedim(-2, 1).reshape(n_trials, rows, n_tokens)
     product = weight.reshape(n_trials, *weight.shape[-2:]) @ together
     # Contiguous, since batched products of other layouts run one by one.
-    return product.view(n_trials, -1, *batch, columns).movedim(1, -2).contiguous()
+    return product.view(n_trials, weight.shape[-2], *batch, columns).movedim(1, -2).contiguous()
 
 
 def _apply_onto(onto: Tensor, weight: Tensor, tokens: Tensor) -> Tensor:
     """onto (R, ..., o, n) + weight (R, 1.., o, f) @ tokens (R, ..., f, n)."""
     weight = weight.expand(*tokens.shape[:-2], *weight.shape[-2:])
-    flat = (tensor.reshape(-1, *tensor.shape[-2:]) for tensor in (onto, weight, tokens))
+    size = math.prod(tokens.shape[:-2])
+    flat = (tensor.reshape(size, *tensor.shape[-2:]) for tensor in (onto, weight, tokens))
     return torch.baddbmm(*flat).view(*tokens.shape[:-2], *onto.shape[-2:])
 
 
@@ -406,11 +442,12 @@ def lloyd_transformer(
 
     Exact where each point has a unique nearest center and no cluster goes empty. Where these fail:
     a point that ties between centers counts for none of them, as its code is an average; the center
-    of an empty cluster becomes the mean of the points whose codes are nearest to its own (all
-    points under "onehot"). Duplicate points are harmless. dtype: of weights and output, float32 or
-    float64 (default: torch's default).
+    of an empty cluster becomes the mean of the points whose codes are nearest to its own (under
+    "onehot" all points, unless some tie). Duplicate points are harmless. dtype: of weights and
+    output, float32 or float64 (default: torch's default).
 
-    Raises ValueError for embedding "none": without codes the update cannot tell centers apart.
+    Raises ValueError for embedding "none" with more than one cluster: without codes the update
+    cannot tell centers apart.
     """
     check_choice("embedding", embedding, EMBEDDINGS)
     if embedding == "none" and n_clusters != 1:

@@ -46,6 +46,29 @@ def test_the_switch_is_needed(accuracy):
     assert errors["fused"][1] > 1e-2
 
 
+@pytest.mark.parametrize("n_layers,values,projections", [
+    (1, 1, 1), (4, 1, 1), (8, 1, 1), (20, 1, 1), (1, 100, 2), (1, 30, 1), (2, 3, 2),
+])  # fmt: skip
+def test_layers_and_values_that_enlarge_the_tokens_cost_no_accuracy(n_layers, values, projections):
+    for seed in range(4):
+        generator = torch.Generator().manual_seed(seed)
+        points, centers = TaskDistribution(n_points=64).sample((3,), generator=generator)
+        model = ClusteringTransformer(4, 6, n_layers=n_layers, generator=generator)
+        with torch.no_grad():
+            model.value *= values
+            model.query *= projections
+            model.key *= projections
+
+        def gradient(model, points, centers):
+            loss = model(points, centers).double().square().sum()
+            parts = torch.autograd.grad(loss, list(model.parameters()))
+            return torch.cat([part.double().flatten() for part in parts])
+
+        found = gradient(model, points, centers)
+        expected = gradient(model.double(), points, centers)
+        assert float((found - expected).norm()) < 1e-4 * float(expected.norm())
+
+
 def test_data_in_the_unit_cube_stay_in_float32_and_others_come_back_in_it():
     points, centers = TaskDistribution().sample((2,), generator=torch.Generator().manual_seed(0))
     model = ClusteringTransformer(4, 6, generator=torch.Generator().manual_seed(0))

@@ -153,8 +153,10 @@ def test_a_querys_answer_does_not_depend_on_the_company_it_keeps(m, r):
     torch.testing.assert_close(torch.cat(rows), whole, atol=1e-5, rtol=0)
 
 
+@pytest.mark.parametrize("kept", [0, 2**24])
 @pytest.mark.parametrize("entries", [1, 7, 13, 50, 13 * 9, 13 * 9 * 2])
-def test_blocks_of_any_size_give_the_same(monkeypatch, entries):
+def test_blocks_of_any_size_give_the_same(monkeypatch, entries, kept):
+    """Whether the weights are kept for the gradient, or computed again."""
     inputs = [t.requires_grad_() for t in tokens(batch=(3, 2))]
 
     def both():
@@ -163,6 +165,7 @@ def test_blocks_of_any_size_give_the_same(monkeypatch, entries):
 
     whole = both()
     monkeypatch.setattr(attention, "BLOCK_ENTRIES", entries)
+    monkeypatch.setattr(attention, "KEPT_ENTRIES", kept)
     for found, expected in zip(both(), whole, strict=True):
         torch.testing.assert_close(found, expected)
 
@@ -302,3 +305,34 @@ def test_bad_arguments_are_refused_by_name(change, error, message):
     arguments = dict(zip(("queries", "keys", "values"), tokens(), strict=True)) | change
     with pytest.raises(error, match=message):
         distance_attention(**arguments)
+
+
+@pytest.mark.parametrize("backend", attention.BACKENDS)
+@pytest.mark.parametrize("far", [1e2, 1e4, 1e6, 1e15])
+def test_one_far_key_costs_the_others_no_accuracy(backend, far):
+    q, k, v = tokens(m=40, r=8, e=2, batch=(), dtype=torch.float32)
+    k[3] = far
+    expected = torch.softmax(
+        -10 / math.sqrt(2) * (q.double()[:, None] - k.double()).square().sum(-1), -1
+    ) @ v.double()
+    found = distance_attention(q, k, v, inverse_temperature=10.0, backend=backend)
+    torch.testing.assert_close(found.double(), expected, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("backend", attention.BACKENDS)
+@pytest.mark.parametrize("gamma", [1.0, math.inf])
+def test_nothing_to_compute_gives_nothing(backend, gamma):
+    for m, v, batch in ((0, 3, ()), (4, 0, (2,)), (4, 3, (0,))):
+        q, k, values = tokens(m=m, v=v, batch=batch)
+        found = distance_attention(q, k, values, inverse_temperature=gamma, backend=backend)
+        assert found.shape == (*batch, m, v)
+
+
+@pytest.mark.parametrize("backend", attention.BACKENDS)
+@pytest.mark.parametrize("gamma", [1.0, math.inf])
+def test_autocast_has_no_effect(backend, gamma):
+    q, k, v = tokens(m=300, r=300, dtype=torch.float32)
+    expected = distance_attention(q, k, v, inverse_temperature=gamma, backend=backend)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = distance_attention(q, k, v, inverse_temperature=gamma, backend=backend)
+    assert torch.equal(found, expected)

@@ -193,14 +193,55 @@ def test_labels_of_very_large_and_very_small_numbers(scale: float) -> None:
         assert torch.equal(found, expected)
 
 
-def test_labels_do_not_depend_on_the_precision_of_products() -> None:
-    points, centers = random_task(20_000, 8, n_clusters=30, dtype=torch.float32)
-    expected = _squared_distances(points, centers).argmin(-1)
-    torch.set_float32_matmul_precision("medium")
-    try:
+@pytest.mark.parametrize("dtype,factors", [
+    (torch.float32, (1e-30, 1e-18, 1e30)), (torch.float64, (1e-300, 1e-170, 1e300)),
+])  # fmt: skip
+def test_a_task_does_not_depend_on_the_magnitude_of_others(
+    dtype: torch.dtype, factors: tuple[float, ...]
+) -> None:
+    points, centers = random_task(20, 2, n_clusters=4, dtype=dtype)
+    expected = squared_distances(points, centers).argmin(-1)
+    for factor in factors:
+        tasks = torch.stack([points, points * factor]), torch.stack([centers, centers * factor])
+        assert torch.equal(nearest_centers(*tasks), expected.expand(2, -1))
+
+
+@pytest.mark.parametrize("dtype,far", [
+    (torch.float32, 1e12), (torch.float32, 1e22), (torch.float32, 1e25), (torch.float32, 3e38),
+    (torch.float64, 1e170), (torch.float64, 1e200), (torch.float64, 1.7e308),
+])  # fmt: skip
+def test_one_far_row_leaves_the_others_their_labels(dtype: torch.dtype, far: float) -> None:
+    points, centers = random_task(20, 2, n_clusters=4, dtype=dtype)
+    expected = squared_distances(points, centers).argmin(-1)
+    points[7] = far
+    centers = torch.cat([centers, points[7:8]])
+    expected[7] = 4
+    assert torch.equal(nearest_centers(points, centers), expected)
+
+
+@pytest.mark.parametrize("n_clusters", [30, 300])
+def test_labels_under_autocast(n_clusters: int) -> None:
+    points, centers = random_task(600, 3, n_clusters=n_clusters, dtype=torch.float32)
+    expected = squared_distances(points, centers).argmin(-1)
+    with torch.autocast("cpu", torch.bfloat16):
         assert torch.equal(nearest_centers(points, centers), expected)
-    finally:
-        torch.set_float32_matmul_precision("highest")
+
+
+def test_products_of_reduced_precision_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    points, _ = random_task(1, 50, 3, dtype=torch.float32)
+
+    def dtype_of_blocks() -> torch.dtype:
+        return next(_centered_blocks(points, _center(points), 5)).columns.dtype
+
+    assert dtype_of_blocks() == torch.float32
+    monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: "medium")
+    assert dtype_of_blocks() == torch.float64
+
+    def lowered_for_one_backend() -> str:
+        raise RuntimeError
+
+    monkeypatch.setattr(torch, "get_float32_matmul_precision", lowered_for_one_backend)
+    assert dtype_of_blocks() == torch.float64
 
 
 def test_permutations_and_one_center() -> None:

@@ -128,8 +128,8 @@ def test_all_iterates_start_with_the_given_centers() -> None:
 def test_the_input_is_left_alone() -> None:
     points, centers = random_task(100, 2)
     copies = points.clone(), centers.clone()
-    result = lloyd(points, centers, 0)
-    result.zero_()
+    for return_all in (False, True):
+        lloyd(points, centers, 0, return_all=return_all).zero_()
     lloyd(points, centers, 3)
     assert torch.equal(points, copies[0]) and torch.equal(centers, copies[1])
 

@@ -333,6 +333,17 @@ def test_the_twin_of_the_training_loop_is_the_same(regularizer, k):
     assert values.isnan().tolist() == [False, True, False]
 
 
+@pytest.mark.parametrize("regularizer", REGULARIZERS)
+@pytest.mark.parametrize("penalty", [1e-30, 1e-38, 0.0])
+def test_the_twin_at_penalties_that_underflow(regularizer, penalty):
+    """The minimum itself, and its slope: 0 stands for a penalty that float32 doesn't hold."""
+    distances = torch.tensor([0.1, 5.0, 0.2], requires_grad=True)
+    value = _SmoothedMinimum.apply(distances, torch.tensor([penalty]), regularizer, -1)
+    assert value.item() == distances[0].item()
+    (slope,) = torch.autograd.grad(value, distances)
+    assert slope.tolist() == [1, 0, 0]
+
+
 @pytest.mark.parametrize("offset", [0.0, 1e3, 1e4])
 def test_losses_do_not_depend_on_a_common_offset(offset):
     """S1.3, with coordinates that float32 can hold at any of the offsets."""

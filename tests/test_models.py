@@ -1,12 +1,14 @@
 """The model: three backends agree, the construction is Lloyd's algorithm, bad input is refused."""
 
 import math
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 
 from leancluster_core import ClusteringTransformer, TaskDistribution, embed, lloyd_transformer
 from leancluster_core.embeddings import EMBEDDINGS
+from leancluster_core.models import BACKENDS
 
 
 def generator(seed=0):
@@ -79,8 +81,9 @@ def test_gradients_equal_the_literal_ones(backend, bias, gamma):
         torch.testing.assert_close(ours, theirs, atol=1e-10, rtol=1e-9)
 
 
+@pytest.mark.parametrize("kept", [0, 2**24])
 @pytest.mark.parametrize("n_features", [4, 40])
-def test_blocks_do_not_change_the_result(monkeypatch, n_features):
+def test_blocks_do_not_change_the_result(monkeypatch, n_features, kept):
     points, centers = task(n=37, d=n_features, batch=(3,))
     model = ClusteringTransformer(n_features, 5, generator=generator(1))
 
@@ -89,9 +92,47 @@ def test_blocks_do_not_change_the_result(monkeypatch, n_features):
         return result
 
     whole = gradient()
+    monkeypatch.setattr("leancluster_core.attention.KEPT_ENTRIES", kept)
     for entries in (1, 37, 37 * 5, 37 * 37 * 2):
         monkeypatch.setattr("leancluster_core.attention.BLOCK_ENTRIES", entries)
         torch.testing.assert_close(gradient(), whole, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("shapes", [((3, 3), (3,)), ((3,), (3, 3)), ((1,), (3, 5)), ((), (3,))])
+def test_trials_must_lead_both_points_and_centers(shapes):
+    """Else broadcasting would pair one tensor's trials with the other's tasks."""
+    model = ClusteringTransformer(3, 5, n_trials=3)
+    points, centers = torch.rand(*shapes[0], 20, 3), torch.rand(*shapes[1], 5, 3)
+    with pytest.raises(ValueError, match="n_trials"):
+        model(points, centers)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("n_trials", [None, 2])
+def test_no_tasks_give_no_centers(backend, n_trials):
+    batch = (0,) if n_trials is None else (n_trials, 0)
+    model = ClusteringTransformer(3, 5, n_trials=n_trials, backend=backend)
+    assert model(torch.rand(*batch, 20, 3), torch.rand(*batch, 5, 3)).shape == (*batch, 5, 3)
+
+
+def test_float64_inside_is_no_business_of_other_threads_or_hooks():
+    points, centers = (t + 10 for t in task(n=200))
+    model = ClusteringTransformer(3, 5, generator=generator(1))
+    expected = model(points, centers)
+    calls = []
+    model.register_forward_hook(lambda *_: calls.append(1))
+    with ThreadPoolExecutor(4) as pool:
+        for found in pool.map(lambda _: model(points, centers), range(40)):
+            assert found.dtype == torch.float32 and torch.equal(found, expected)
+    assert len(calls) == 40
+
+
+def test_autocast_has_no_effect():
+    points, centers = task()
+    model = ClusteringTransformer(3, 5, generator=generator(1))
+    with torch.autocast("cpu", torch.bfloat16):
+        found = model(points, centers)
+    assert torch.equal(found, model(points, centers))
 
 
 def test_trials_are_independent_models():
