@@ -18,7 +18,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +36,10 @@ from leancluster_core.experiments.sweep import (
     missing,
     plan_batches,
     process_pool,
+    time_for,
     train_all,
 )
+from leancluster_core.experiments.timing import not_alternated, settings, train_alternating
 from leancluster_core.experiments.training import resolve_device
 
 OUT_OF_TIME = 3
@@ -87,7 +89,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     training.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1, ...")
     training.add_argument(
-        "--shard", metavar="I/N", help="only the I-th of N parts, one a machine: 1/4 ... 4/4"
+        "--shard", metavar="I/N", default="1/1", help="only the I-th of N parts: 1/4 ... 4/4"
     )
     training.add_argument(
         "--weights", action="store_true", help="train again where only the history was kept"
@@ -113,17 +115,16 @@ def _figures(chosen: argparse.Namespace) -> list[str]:
     return list(dict.fromkeys(chosen.figures)) or list(GRIDS)
 
 
-def _configs(chosen: argparse.Namespace) -> list[TrainingConfig]:
-    """What the chosen figures train, each config once, in the figures' order."""
-    figures = _figures(chosen)
-    return list(dict.fromkeys(c for name in figures for c in figure_configs(name, chosen.scale)))
+def _configs(figures: Iterable[str], scale: str) -> list[TrainingConfig]:
+    """What figures train, each config once, in the figures' order."""
+    return list(dict.fromkeys(c for figure in figures for c in figure_configs(figure, scale)))
 
 
 def _list(chosen: argparse.Namespace) -> None:
-    store = _store(chosen)
-    for config in _configs(chosen):
+    store, configs = _store(chosen), _configs(_figures(chosen), chosen.scale)
+    for config in configs:
         print(f"{config.key}  {_setting(config)}  {_status(config, store)}")
-    print(expected_time(_configs(chosen), store))
+    print(expected_time(configs, store))
 
 
 def _setting(config: TrainingConfig) -> str:
@@ -143,9 +144,17 @@ def _status(config: TrainingConfig, store: Store) -> str:
 
 
 def _train(chosen: argparse.Namespace) -> int:
-    device = resolve_device(chosen.device)
+    device, store = resolve_device(chosen.device), _store(chosen)
+    batched, timed = _share(chosen, device)
+
+    def left() -> list[TrainingConfig]:
+        return [
+            *missing(batched, store, weights=chosen.weights),
+            *not_alternated(timed, store, weights=chosen.weights),
+        ]
+
     if chosen.scale == "paper" and device.type == "cpu" and not chosen.paper_on_cpu:
-        needed = expected_time(_configs(chosen), _store(chosen), device=chosen.device)
+        needed = time_for(left(), batched + timed, device=chosen.device)
         raise ValueError(f"the paper's scale on a CPU needs --paper-on-cpu ({needed} on one core)")
     if not chosen.minutes > 0:
         raise ValueError(f"--minutes must be in (0, inf], got {chosen.minutes:g}")
@@ -154,28 +163,29 @@ def _train(chosen: argparse.Namespace) -> int:
         workers = 1 if device.type == "cuda" else os.cpu_count() or 1
     if workers < 1:
         raise ValueError(f"--workers must be at least 1, got {workers}")
-    store, started = _store(chosen), time.monotonic()
-    timed = [name for name in _figures(chosen) if name in TIMED_FIGURES]
-    chosen.figures = [name for name in _figures(chosen) if name not in TIMED_FIGURES]
-    configs = _shard(_configs(chosen), chosen.shard, device) if chosen.figures else []
+    started = time.monotonic()
     options: dict[str, Any] = {"store": store, "device": chosen.device, "weights": chosen.weights}
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     try:
-        if configs:
-            print(expected_time(configs, store, device=chosen.device, workers=workers), flush=True)
+        if batched:
+            print(expected_time(batched, workers=workers, **options), flush=True)
             if workers == 1:
                 if device.type == "cpu":
                     torch.set_num_threads(1)
-                train_all(configs, minutes=chosen.minutes, **options)
+                train_all(batched, minutes=chosen.minutes, **options)
             else:
                 with process_pool(workers) as executor:
-                    train_all(configs, executor=executor, minutes=chosen.minutes, **options)
-        for figure in timed:
-            _train_timed(figure, chosen, store, chosen.minutes - (time.monotonic() - started) / 60)
+                    train_all(batched, executor=executor, minutes=chosen.minutes, **options)
+        if timed:
+            # In this process, with nothing beside them: their times are their result.
+            untimed = not_alternated(timed, store, weights=chosen.weights)
+            print(time_for(untimed, timed, device=chosen.device), flush=True)
+            minutes = chosen.minutes - (time.monotonic() - started) / 60
+            train_alternating(timed, minutes=minutes, **options)
     except (OutOfTime, Stopped) as stop:
-        left = len(missing(configs, store))
         why = "out of time" if isinstance(stop, OutOfTime) else "stopped"
-        print(f"{why}: {left} configs left; the same command goes on from here", file=sys.stderr)
+        what = f"{why}: {len(left())} configs left"
+        print(f"{what}; the same command goes on from here", file=sys.stderr)
         return OUT_OF_TIME
     except KeyboardInterrupt:
         print("stopped; the same command goes on from here", file=sys.stderr)
@@ -183,34 +193,34 @@ def _train(chosen: argparse.Namespace) -> int:
     return 0
 
 
-def _train_timed(figure: str, chosen: argparse.Namespace, store: Store, minutes: float) -> None:
-    """A figure about time: its runs take turns in this process, with nothing beside them."""
-    from leancluster_core.experiments.timing import train_alternating
+def _share(
+    chosen: argparse.Namespace, device: torch.device
+) -> tuple[list[TrainingConfig], list[TrainingConfig]]:
+    """The configs of one machine: those that train in batches, and those that take turns.
 
-    if minutes <= 0:
-        raise OutOfTime
-    train_alternating(
-        figure_configs(figure, chosen.scale), store=store, device=chosen.device, minutes=minutes
-    )
+    Every N-th batch and every N-th setting, stored or not, so that shards never meet.
+    """
+    index, count = _shard(chosen.shard)
+    figures = _figures(chosen)
+    plain = _configs([name for name in figures if name not in TIMED_FIGURES], chosen.scale)
+    timed = _configs([name for name in figures if name in TIMED_FIGURES], chosen.scale)
+    batches = plan_batches(plain, MODELS_PER_BATCH[device.type])[index - 1 :: count]
+    # Counted from the last shard, since the first ones have the longest batches.
+    turns = settings(timed)[count - index :: count]
+    return [c for batch in batches for c in batch], [c for group in turns for c in group]
 
 
-def _shard(
-    configs: list[TrainingConfig], shard: str | None, device: torch.device
-) -> list[TrainingConfig]:
-    """The configs of one machine: every N-th batch, stored or not, so that shards never meet."""
-    if shard is None:
-        return configs
-    index, slash, count = shard.partition("/")
+def _shard(text: str) -> tuple[int, int]:
+    """I and N of "I/N"."""
+    index, slash, count = text.partition("/")
     if not (slash and index.isdigit() and count.isdigit() and 1 <= int(index) <= int(count)):
-        raise ValueError(f"--shard must be I/N with I in [1, N], got {shard!r}")
-    batches = plan_batches(configs, MODELS_PER_BATCH[device.type])
-    return [config for batch in batches[int(index) - 1 :: int(count)] for config in batch]
+        raise ValueError(f"--shard must be I/N with I in [1, N], got {text!r}")
+    return int(index), int(count)
 
 
 def _pack(chosen: argparse.Namespace) -> None:
-    store = _store(chosen)
-    configs = _configs(chosen)
-    count = pack([(store, config) for config in configs], chosen.output)
+    configs = _configs(_figures(chosen), chosen.scale)
+    count = pack(configs, _store(chosen), chosen.scale, chosen.output)
     print(f"{chosen.output}: {count} of {len(configs)} configs")
 
 

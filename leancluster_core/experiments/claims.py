@@ -13,7 +13,7 @@ import json
 import os
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -74,18 +74,25 @@ class Verdict:
 def load_claims(path: Path | None = None) -> list[Claim]:
     """The claims in the file's order (default: ``book/claims.yml``).
 
+    A criterion "same" is that of the last claim before it with one of its own.
+
     Raises ValueError for an id that stands twice, TypeError for an entry with other fields.
     """
     import yaml
 
     source = path or project_root() / "book" / "claims.yml"
-    claims = [Claim(**entry) for entry in yaml.safe_load(source.read_text(encoding="utf-8"))]
-    seen: set[str] = set()
-    for claim in claims:
-        if claim.id in seen:
+    claims: dict[str, Claim] = {}
+    spelt_out: Claim | None = None
+    for entry in yaml.safe_load(source.read_text(encoding="utf-8")):
+        claim = Claim(**entry)
+        if claim.id in claims:
             raise ValueError(f"{source}: claim {claim.id} stands twice")
-        seen.add(claim.id)
-    return claims
+        if claim.criterion != "same":
+            spelt_out = claim
+        elif spelt_out is not None:  # pages show claims in another order
+            claim = replace(claim, criterion=f"as for {spelt_out.id}: {spelt_out.criterion}")
+        claims[claim.id] = claim
+    return list(claims.values())
 
 
 def evaluate_claims(

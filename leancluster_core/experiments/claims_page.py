@@ -6,13 +6,15 @@ notebooks published (:mod:`claims`); book/claims.md and book/intro.md include wh
 
 import html
 import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import yaml
 
-from leancluster_core.experiments.claims import Claim, Verdict, ledger, score
-from leancluster_core.experiments.criteria import REMARKS
+from leancluster_core.experiments.claims import NOT_RUN, Claim, Verdict, ledger, score
+from leancluster_core.experiments.config import SCALES
+from leancluster_core.experiments.criteria import REMARKS, SCALE_FREE
 from leancluster_core.experiments.paths import project_root
 
 SCORE_ENDS = "<!-- the score ends here -->"
@@ -30,7 +32,8 @@ def render(
     claim whose asset is not in ``assets``.
     """
     counts = " ".join(_badge(verdict, f"{n} ") for verdict, n in score(claims).items())
-    lines = [f'<p class="score">{len(claims)} claims: {counts}</p>', "", SCORE_ENDS, ""]
+    lines = [f'<p class="score">{len(claims)} claims: {counts}</p>', "", _scales(claims), ""]
+    lines += [SCORE_ENDS, ""]
     for claim, _ in claims:
         if claim.asset not in assets:
             raise ValueError(f"claim {claim.id}: assets.yml has no asset {claim.asset!r}")
@@ -50,10 +53,22 @@ def render(
     return "\n".join(lines)
 
 
+def _scales(claims: Sequence[tuple[Claim, Verdict]]) -> str:
+    """What the score hides: which verdicts are on trained models, and at which scale these are."""
+    judged = [(claim, found) for claim, found in claims if found.verdict != NOT_RUN]
+    at = Counter(found.scale for claim, found in judged if claim.id not in SCALE_FREE)
+    scales = ", ".join(f"{at[scale]} at scale `{scale}`" for scale in SCALES if at[scale])
+    free = sum(claim.id in SCALE_FREE for claim, _ in judged)
+    return (
+        f"Of the verdicts, {free} are on constructions, losses and lemmas, where no scale enters, "
+        f"and {at.total()} on trained models: {scales or 'none'}."
+    )
+
+
 def _row(claim: Claim, found: Verdict) -> str:
     name = html.escape(claim.id)
     measured = html.escape(found.figures)
-    if found.verdict != "not run":
+    if found.verdict != NOT_RUN and claim.id not in SCALE_FREE:
         measured += f" <em>({html.escape(found.scale)} scale)</em>"
     remark = ""
     if claim.id in REMARKS:

@@ -139,8 +139,10 @@ class TrainingConfig:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> TrainingConfig:
-        """Inverse of :meth:`to_dict`; unknown fields are refused (ValueError)."""
+        """Inverse of :meth:`to_dict`; ValueError for unknown fields and for a missing task."""
         _check_fields(cls, values)
+        if "task" not in values:
+            raise ValueError(f"{cls.__name__} needs the field 'task', got only {sorted(values)}")
         task = values["task"]
         if isinstance(task, dict):
             _check_fields(TaskDistribution, task)

@@ -147,6 +147,11 @@ REMARKS: dict[str, tuple[str, str]] = {
         "strictly increasing, however little, and one exchange of neighbours decides",
         "rel at k=25 above rel at k=6 by > 0.05 for BN and by < 0.05 for OH (L2)",
     ),
+    "F15d-clip": (
+        "a trial that is merely slow ends above 1 as well, with and without clipping",
+        "a trial blows up if rel rises by > 1 between two evaluations; at least one of OH does so "
+        "without clipping, none with it",
+    ),
 }
 
 

@@ -257,6 +257,6 @@ def broken_table() -> pd.DataFrame:
             same = bool(torch.allclose(result, results["Lloyd"], rtol=0, atol=1e-12))
             rows.append(
                 {"case": name, "method": method, "as Lloyd": same}
-                | {f"center {i + 1}": text for i, text in enumerate(written)}
+                | {f"centre {i + 1}": text for i, text in enumerate(written)}
             )
     return pd.DataFrame(rows)

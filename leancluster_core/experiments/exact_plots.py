@@ -37,11 +37,11 @@ def plot_layer(
         arrow = {"arrowstyle": "-|>", "color": "black", "shrinkA": 0, "shrinkB": 5}
         after.annotate("", end.tolist(), start.tolist(), arrowprops=arrow)
         for ax, place in ((before, start), (after, end)):
-            label = f"center, code {name}" if ax is before else None
+            label = f"centre, code {name}" if ax is before else None
             style = {"marker": marker, "color": color, "edgecolors": "black", "label": label}
             ax.scatter(*place[:, None], s=90, zorder=3, **style)
     before.set(title="before: points carry no code", xlabel="$x_1$", ylabel="$x_2$")
-    after.set(title="after: each carries its center's, centers moved", xlabel="$x_1$")
+    after.set(title="after: each carries its centre's, centres moved", xlabel="$x_1$")
     figure.legend(loc="outside lower center", ncols=4)
     return figure
 
@@ -55,10 +55,10 @@ def plot_attention_maps(maps: Sequence[Tensor], order: Tensor) -> Figure:
     a1, a2, a3, a4 = (weights.numpy() for weights in maps)
     rows = order.numpy()
     panels = {
-        "$A_1$: points to centers": (a1[rows], "centers", "points"),
+        "$A_1$: points to centres": (a1[rows], "centres", "points"),
         "$A_2$: points to points": (a2[np.ix_(rows, rows)], "points", "points"),
-        "$A_3$: centers to points": (a3[:, rows] / a3.max(), "points", "centers"),
-        "$A_4$: centers to centers": (a4, "centers", "centers"),
+        "$A_3$: centres to points": (a3[:, rows] / a3.max(), "points", "centres"),
+        "$A_4$: centres to centres": (a4, "centres", "centres"),
     }
     figure = Figure(figsize=(8.4, 2.5), layout="constrained")
     axes = figure.subplots(1, 4, width_ratios=[0.7, 1.6, 1.6, 0.7])

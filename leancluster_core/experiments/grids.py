@@ -21,8 +21,8 @@ from leancluster_core.checks import check_choice, check_flag
 from leancluster_core.experiments.config import SCALES, TrainingConfig
 from leancluster_core.experiments.paths import results_root
 from leancluster_core.experiments.store import Run, Store
-from leancluster_core.experiments.sweep import expected_time, missing, train_all
-from leancluster_core.experiments.timing import train_alternating
+from leancluster_core.experiments.sweep import missing, time_for, train_all
+from leancluster_core.experiments.timing import not_alternated, train_alternating
 from leancluster_core.experiments.training import resolve_device
 from leancluster_core.samplers import FAMILIES, TaskDistribution
 
@@ -91,7 +91,7 @@ def figure_runs(
 
     Before that, a line on stderr says how many are stored, how many train, and about how long.
     weights: runs kept for their history alone are trained again. taking_turns: train so that
-    elapsed times compare (:func:`timing.train_alternating`).
+    elapsed times compare (:func:`timing.train_alternating`), again where stored runs' do not.
 
     Raises ValueError where training at scale "paper" would fall to a CPU, unless ``paper_on_cpu``,
     and NotTrainedYet where anything would have to train in an environment with
@@ -101,9 +101,9 @@ def figure_runs(
     check_flag("paper_on_cpu", paper_on_cpu)
     configs = list(dict.fromkeys(configs))
     store = Store(results_root() / scale)
-    left = missing(configs, store, weights=weights)
+    left = (not_alternated if taking_turns else missing)(configs, store, weights=weights)
     if left:
-        expected = expected_time(configs, store)
+        expected = time_for(left, configs)
         if os.environ.get("LEANCLUSTER_TRAIN") == "never":
             raise NotTrainedYet(expected)
         if scale == "paper" and resolve_device("auto").type == "cpu" and not paper_on_cpu:
@@ -112,9 +112,8 @@ def figure_runs(
                 "got False"
             )
         print(expected, file=sys.stderr, flush=True)
-    if taking_turns:
-        return train_alternating(configs, store=store)
-    return train_all(configs, store=store, weights=weights)
+    train = train_alternating if taking_turns else train_all
+    return train(configs, store=store, weights=weights)
 
 
 def curve_frame(runs: Iterable[Run]) -> pd.DataFrame:
@@ -135,6 +134,7 @@ def _labelled(run: Run) -> pd.DataFrame:
         "penalty": config.penalty,
         "initial_learning_rate": config.learning_rate,
         "inverse_temperature": config.inverse_temperature,
+        "bias": config.bias,
         "clipped": config.gradient_clipping is not None,
         "n_steps": config.n_steps,
         "n_trials": len(config.seeds),

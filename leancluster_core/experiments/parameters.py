@@ -64,7 +64,8 @@ def check_parameters(namespace: Mapping[str, object], **allowed: Any) -> None:
     - a type, such as ``str`` or ``float | None`` (a whole number is a float too),
     - a ``(low, high)`` pair of numbers: the closed range; a whole ``low`` asks for whole numbers,
     - any other collection: the allowed values,
-    - a list with one of these in it: a list of such values.
+    - a list with one of these in it: a list of such values,
+    - a tuple of ranges: a list of as many numbers, one in each.
 
     Raises ValueError naming the parameter, its value and what is allowed.
     """
@@ -109,6 +110,12 @@ def _check_value(name: str, value: Any, rule: Any) -> None:
             raise ValueError(f"{name} must be a list of at least one value, got {value!r}{hint}")
         for element in value:
             _check_value(name, element, rule[0])
+        return
+    if isinstance(rule, tuple) and all(map(_is_range, rule)):
+        if not isinstance(value, (list, tuple)) or len(value) != len(rule):
+            raise ValueError(f"{name} must be a list of {len(rule)} numbers, got {value!r}")
+        for element, part in zip(value, rule, strict=True):
+            _check_value(name, element, part)
         return
     hint = ""
     if isinstance(rule, (type, UnionType)):

@@ -487,6 +487,9 @@ def _add_legend(
 
 # --- frames --------------------------------------------------------------------------------------
 
+# Columns that no setting decides alone.
+MEASURED = ["key", "elapsed", "training_loss", "relative_loss", "learning_rate", "log_loss"]
+
 
 def _check_columns(frame: pd.DataFrame, columns: Sequence[str]) -> None:
     """Refuse anything but a frame with these columns and at least one row."""
@@ -507,10 +510,13 @@ def _check_unique(frame: pd.DataFrame, keys: list[str]) -> None:
     repeated = frame[frame.duplicated(keys, keep=False).to_numpy()]
     if len(repeated):
         first = {name: repeated[name].iloc[0] for name in keys}
-        count = int((repeated[keys] == pd.Series(first)).all(axis=1).sum())
+        alike = repeated[(repeated[keys] == pd.Series(first)).all(axis=1)]
         row = ", ".join(f"{name}={value}" for name, value in first.items())
+        differing = alike.drop(columns=MEASURED, errors="ignore").nunique(dropna=False)
+        names = ", ".join(differing.index[differing > 1])
+        hint = f"; they differ in {names}, which rows or columns must name" if names else ""
         raise ValueError(
-            f"each (setting, step, trial) must have one row, got {count} rows with {row}"
+            f"each (setting, step, trial) must have one row, got {len(alike)} rows with {row}{hint}"
         )
 
 

@@ -44,11 +44,14 @@ def device_name(device: torch.device) -> str:
 
 @cache
 def commit() -> str:
-    """Short commit of the working tree, with "+" if files differ; "unknown" outside git."""
-    here = Path(__file__).parent
+    """Short commit of the package, with "+" if files of it differ; "unknown" outside git.
+
+    As it was at the first call of this process, which holds the code that it loaded until it ends.
+    """
+    package = Path(__file__).parents[1]
 
     def git(*arguments: str) -> str:
-        command = ["git", "-C", str(here), *arguments]
+        command = ["git", "-C", str(package), *arguments]
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
     try:

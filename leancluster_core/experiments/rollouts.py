@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Iterable
 
@@ -11,11 +12,11 @@ import torch
 from torch import Tensor
 
 from leancluster_core.checks import check_integer, check_points_and_centers
+from leancluster_core.distances import squared_distances
 from leancluster_core.experiments.config import EMBEDDING_LABELS, REGULARIZER_LABELS
 from leancluster_core.experiments.evaluation import multi_step
 from leancluster_core.experiments.store import Run
 from leancluster_core.kmeans import lloyd
-from leancluster_core.losses import kmeans_loss
 
 
 def rollout_frame(
@@ -24,8 +25,8 @@ def rollout_frame(
     """Each trial of each run rolled out on the same tasks (Appendix E).
 
     points: (tasks, n, d), centers: (tasks, k, d). Columns embedding, regularizer, trial, step (0 is
-    before the first) and log_loss, the mean over tasks of the log k-means loss. A rollout with
-    centers that are not finite has the log loss inf from there on.
+    before the first) and log_loss, the mean over tasks of the log k-means loss. The log loss is inf
+    where a rollout has diverged so far that centers are not finite.
     """
     points, centers = check_points_and_centers(points, centers)
     frames = []
@@ -60,7 +61,7 @@ def scikit_learn_frame(points: Tensor, centers: Tensor, n_iterations: int) -> pd
 
     points, centers = check_points_and_centers(points, centers)
     n_iterations = check_integer("n_iterations", n_iterations, 0)
-    steps = [_mean_log(kmeans_loss(points, centers))]
+    steps = [_log_loss(points, centers)]
     tasks = list(zip(points.double().numpy(), centers.double().numpy(), strict=True))
     for step in range(1, n_iterations + 1):
         losses = []
@@ -100,12 +101,14 @@ def describe_rollout(rollouts: pd.DataFrame, lloyd: pd.DataFrame) -> str:
 
 def _frame(points: Tensor, rollout: Tensor, labels: dict[str, object]) -> pd.DataFrame:
     """Rows for the steps of a rollout (steps, tasks, k, d)."""
-    losses = []
-    for centers in rollout:
-        finite = bool(torch.isfinite(centers).all())
-        losses.append(_mean_log(kmeans_loss(points, centers)) if finite else float("inf"))
+    losses = [_log_loss(points, centers) for centers in rollout]
     return pd.DataFrame({**labels, "step": range(len(losses)), "log_loss": losses})
 
 
-def _mean_log(losses: Tensor) -> float:
-    return float(losses.double().log().mean())
+def _log_loss(points: Tensor, centers: Tensor) -> float:
+    """Mean over tasks of the log k-means loss, inf for centers that left the numbers."""
+    if not bool(torch.isfinite(centers).all()):
+        return math.inf
+    # In float64: centers of a rollout that diverges are finite long after their squares are not.
+    distances = squared_distances(points.double(), centers.double())
+    return float(distances.amin(-1).sum(-1).log().mean())

@@ -17,8 +17,9 @@ import re
 import shutil
 import tarfile
 import tempfile
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +30,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save, save_file
 from torch import Tensor
 
-from leancluster_core.checks import check_integer
-from leancluster_core.experiments.config import TrainingConfig
+from leancluster_core.checks import check_choice, check_integer
+from leancluster_core.experiments.config import SCALES, TrainingConfig
 from leancluster_core.models import ClusteringTransformer
 
 HISTORY_COLUMNS = ("trial", "step", "elapsed", "training_loss", "relative_loss", "learning_rate")
@@ -120,16 +121,18 @@ class Store:
         folder = self.folder(config)
         facts = _read_json(folder / "provenance.json")
         checksums = facts.pop("sha256", None)
-        if not isinstance(checksums, dict) or not set(RUN_FILES[:3]) <= set(checksums):
+        if not isinstance(checksums, dict):
             raise _corrupt(folder / "provenance.json", "holds no checksums")
-        for name, expected in checksums.items():
+        for name in RUN_FILES:
             path = folder / name
-            if name == "weights.safetensors" and not path.exists():
-                continue
-            if name != "provenance.json" and not path.exists():
+            if not path.exists():
+                if name == "weights.safetensors":
+                    continue
                 raise _corrupt(path, "is missing")
+            if name not in checksums:
+                raise _corrupt(path, "has no checksum")
             content = _json(facts).encode() if name == "provenance.json" else path.read_bytes()
-            if _sha256(content) != expected:
+            if _sha256(content) != checksums[name]:
                 raise _corrupt(path, "is not as it was written (checksum)")
         if TrainingConfig.from_dict(_read_json(folder / "config.json")) != config:
             raise _corrupt(folder / "config.json", f"is not the config of key {config.key}")
@@ -165,29 +168,36 @@ class Store:
         folder.mkdir(parents=True, exist_ok=True)
         return folder
 
+    def checkpoint(self, configs: Iterable[TrainingConfig]) -> Path:
+        """The file of the checkpoint of configs that train together, in whatever order."""
+        keys = sorted(config.key for config in configs)
+        return self._hidden("checkpoints") / f"{_sha256(' '.join(keys).encode())[:16]}.safetensors"
+
     def save_checkpoint(
         self, configs: Sequence[TrainingConfig], tensors: dict[str, Tensor], facts: dict[str, Any]
     ) -> None:
         """Replace the checkpoint of configs that train together; one file, so that they stay at
         one step. A save that is killed leaves the old one readable.
 
-        tensors: name -> (configs * trials, ...); facts: plain values, with "step".
+        facts: plain values, with "step".
         """
         facts = facts | {"keys": [config.key for config in configs]}
-        name = _sha256(" ".join(facts["keys"]).encode())[:16]
-        folder = self._hidden("checkpoints")
+        path = self.checkpoint(configs)
         tensors = {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}
         facts_text = json.dumps(facts)
         digest = _sha256(save(tensors) + facts_text.encode())
-        new = folder / f"{name}.{os.getpid()}.tmp"
+        new = path.with_suffix(f".{os.getpid()}.tmp")
         with new.open("wb") as file:
             file.write(save(tensors, {"facts": facts_text, "sha256": digest}))
             file.flush()
             os.fsync(file.fileno())
-        os.replace(new, folder / f"{name}.safetensors")
+        os.replace(new, path)
 
     def find_checkpoint(self, config: TrainingConfig) -> tuple[Path, int] | None:
-        """File and step of the checkpoint that has most steps of this config, or None."""
+        """File and step of the checkpoint that has most steps of this config, or None.
+
+        Warns of a file that does not say whose it is, and goes on as if it were not there.
+        """
         found = [
             (facts["step"], path)
             for path, facts in self._checkpoints()
@@ -198,9 +208,14 @@ class Store:
     def _checkpoints(self) -> Iterator[tuple[Path, dict[str, Any]]]:
         for path in sorted(self.root.glob(".checkpoints/*.safetensors")):
             try:
-                yield path, read_checkpoint(path, header_only=True)[1]
+                facts = _checkpoint_facts(path)
             except FileNotFoundError:
                 continue  # its runs have been stored meanwhile
+            except (OSError, ValueError, KeyError, TypeError) as error:
+                # Not an error: it would stop all the configs that don't need this file.
+                warnings.warn(f"{path} cannot be read ({error!r}); delete it", stacklevel=2)
+                continue
+            yield path, facts
 
     def discard_checkpoints(self, configs: Iterable[TrainingConfig]) -> None:
         """Remove the checkpoints of configs that have just been stored, unless others need them."""
@@ -212,50 +227,68 @@ class Store:
                     leftover.unlink(missing_ok=True)
 
 
-def read_checkpoint(
-    path: Path, *, header_only: bool = False
-) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def _checkpoint_facts(path: Path) -> dict[str, Any]:
+    """Facts of a checkpoint from its header alone, which can be read even if the rest is damaged.
+
+    For looking around only: nothing is checked (:func:`read_checkpoint`). Raises OSError,
+    ValueError, KeyError or TypeError for a file without such a header.
+    """
+    with path.open("rb") as file:
+        # Eight bytes say how long the header is; what is no checkpoint may say anything.
+        size = min(int.from_bytes(file.read(8), "little"), path.stat().st_size)
+        facts = json.loads(json.loads(file.read(size))["__metadata__"]["facts"])
+    return {"step": int(facts["step"]), "keys": list(facts["keys"])}
+
+
+def read_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Tensors and facts of a checkpoint. Raises CorruptRunError if the file was changed."""
-    tensors: dict[str, Tensor] = {}
     try:
         with safe_open(path, "pt") as file:
             metadata = file.metadata() or {}
-            if not header_only:
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         facts_text = metadata["facts"]
         facts = json.loads(facts_text)
     except FileNotFoundError:
         raise
     except (SafetensorError, OSError, ValueError, KeyError) as error:
         raise CorruptRunError(f"{path} cannot be read ({error}); delete it to start over") from None
-    if not header_only and _sha256(save(tensors) + facts_text.encode()) != metadata.get("sha256"):
+    if _sha256(save(tensors) + facts_text.encode()) != metadata.get("sha256"):
         raise CorruptRunError(
             f"{path} is not as it was written (checksum); delete it to start over"
         )
     return tensors, facts
 
 
-def pack(runs: Iterable[tuple[Store, TrainingConfig]], archive: Path) -> int:
-    """Write the stored runs into a tar file, as <store's name>/<key>/...; returns how many.
+def pack(configs: Iterable[TrainingConfig], store: Store, scale: str, archive: Path) -> int:
+    """Write the stored runs of configs into a tar file, as <scale>/<key>/...; returns how many.
 
-    Each is checked first: CorruptRunError as by :meth:`Store.load`.
+    Each is checked first: CorruptRunError as by :meth:`Store.load`, and an archive that was there
+    before stays as it was.
     """
+    check_choice("scale", scale, SCALES)
     count = 0
-    with tarfile.open(archive, "w") as tar:
-        for store, config in runs:
-            if store.load(config) is not None:
-                folder = store.folder(config)
-                for path in sorted(folder.iterdir()):
-                    tar.add(path, f"{store.root.name}/{config.key}/{path.name}")
-                count += 1
+    new = archive.with_name(f".{archive.name}.{os.getpid()}.tmp")
+    try:
+        with tarfile.open(new, "w") as tar:
+            for config in configs:
+                if store.load(config) is not None:
+                    folder = store.folder(config)
+                    for path in sorted(folder.iterdir()):
+                        if path.name in RUN_FILES:
+                            tar.add(path, f"{scale}/{config.key}/{path.name}")
+                    count += 1
+        os.replace(new, archive)
+    finally:
+        new.unlink(missing_ok=True)
     return count
 
 
 def unpack(archive: Path, results: Path) -> tuple[int, int]:
     """Read runs from a tar file of :func:`pack` into the stores below ``results``.
 
-    Returns how many are new and how many were there already (these stay as they are, except that
-    weights that were not kept are filled in). Each run is checked before it is taken over.
+    Returns how many are new and how many were there already. These stay as they are, except that
+    weights that were not kept are filled in (and count as new) if the histories show that they are
+    of the same training, times aside. Each run is checked before it is taken over.
 
     Raises CorruptRunError for a run that is not as it was written, ValueError for other content.
     """
@@ -267,16 +300,34 @@ def unpack(archive: Path, results: Path) -> tuple[int, int]:
             run = _read_unpacked(folder, archive)
             target = Store(results / folder.parent.name)
             with target.lock(run.config):
-                if run.config in target and (target.has_weights(run.config) or not run.weights):
+                wanted = _wanted(run, target)
+                if wanted is None:
                     old += 1
                 else:
-                    target.save(run)
+                    target.save(wanted)
                     new += 1
     return new, old
 
 
+def _wanted(run: Run, target: Store) -> Run | None:
+    """What a store lacks of an unpacked run: all of it, the weights of its own run, or nothing."""
+    if run.config not in target:
+        return run
+    if run.weights is None or target.has_weights(run.config):
+        return None
+    own = target.load(run.config)
+    if own is None or not _without_times(own).equals(_without_times(run)):
+        return None
+    return replace(own, weights=run.weights)
+
+
+def _without_times(run: Run) -> pd.DataFrame:
+    return run.history.drop(columns="elapsed")
+
+
 def _extract(archive: Path, target: Path) -> None:
-    name = re.compile(rf"[a-z]+/[0-9a-f]{{16}}/({'|'.join(map(re.escape, RUN_FILES))})")
+    scales, files = "|".join(SCALES), "|".join(map(re.escape, RUN_FILES))
+    name = re.compile(rf"({scales})/[0-9a-f]{{16}}/({files})")
     try:
         with tarfile.open(archive) as tar:
             for member in tar:
@@ -293,8 +344,8 @@ def _read_unpacked(folder: Path, archive: Path) -> Run:
     try:
         config = TrainingConfig.from_dict(_read_json(folder / "config.json"))
         run = Store(folder.parent).load(config) if config.key == folder.name else None
-    except CorruptRunError as error:
-        raise CorruptRunError(f"{archive} is damaged: {error}") from None
+    except (CorruptRunError, ValueError, TypeError) as error:
+        raise CorruptRunError(f"{archive} is damaged: {folder.name}: {error}") from None
     if run is None:
         raise CorruptRunError(
             f"{archive} is damaged: {folder.name}/config.json has the key {config.key}"

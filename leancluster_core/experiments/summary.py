@@ -24,6 +24,9 @@ SHORT_NAMES = {
 # A fall of the relative loss in the last tenth of training by which a curve has not settled yet.
 LATE_FALL = 0.02
 
+# A rise of the relative loss from one evaluation to the next by which a trial has blown up.
+BLOW_UP = 1.0
+
 
 def final_losses(frame: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:
     """Relative loss at the end of training: one row a setting (columns ``by``) and curve.
@@ -145,6 +148,28 @@ def _describe_late_falls(frame: pd.DataFrame, by: Sequence[str]) -> str:
         f" In the last tenth of the steps {len(late)} of {len(falls)} curves still fell by more "
         f"than {LATE_FALL:g}, {_name(row, by)} the most ({late[most]:.3f}): they had not settled "
         "when training ended."
+    )
+
+
+def describe_rises(frame: pd.DataFrame, by: Sequence[str]) -> Shown:
+    """How many trials of each group (columns ``by``) blew up on their way, in words.
+
+    A trial blows up where its relative loss rises by more than BLOW_UP from one evaluation to the
+    next; a loss that is not finite is a rise as well.
+    """
+    path = frame.sort_values("step").assign(
+        relative_loss=lambda rows: rows["relative_loss"].fillna(math.inf)
+    )
+    trials = path.groupby([*by, "key", "trial"], sort=False)["relative_loss"]
+    rises = trials.agg(lambda losses: losses.diff().max())
+    parts = [
+        f"{', '.join(plain(name) for name in names)}: {int((group > BLOW_UP).sum())} of "
+        f"{len(group)} trials (largest rise {_number(group.max())})"
+        for names, group in rises.groupby(list(by), sort=False)
+    ]
+    return show_text(
+        f"Trials whose relative loss rose by more than {BLOW_UP:g} from one evaluation to the "
+        f"next: {'; '.join(parts)}."
     )
 
 

@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, as_completed
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -148,14 +148,32 @@ def train_all(
 
 
 def expected_time(
-    configs: Iterable[TrainingConfig], store: Store, *, device: str = "auto", workers: int = 1
+    configs: Iterable[TrainingConfig],
+    store: Store,
+    *,
+    weights: bool = False,
+    device: str = "auto",
+    workers: int = 1,
+) -> str:
+    """What :func:`train_all` would do, in a line (:func:`time_for`)."""
+    configs = list(configs)
+    left = missing(configs, store, weights=weights)
+    return time_for(left, configs, device=device, workers=workers)
+
+
+def time_for(
+    left: Sequence[TrainingConfig],
+    configs: Iterable[TrainingConfig],
+    *,
+    device: str = "auto",
+    workers: int = 1,
 ) -> str:
     """One line before a long run: how many configs are stored, how many will train, for how long.
 
-    An estimate from :data:`SPEED`, good to a factor of two; ``workers`` share the work.
+    left: those of the configs, each once, that will train. An estimate from :data:`SPEED`, good to
+    a factor of two; ``workers`` share the work.
     """
     configs = list(dict.fromkeys(configs))
-    left = missing(configs, store)
     seconds = sum(map(operations, left)) / SPEED[resolve_device(device).type] / workers
     stored = f"{len(configs) - len(left)} of {len(configs)} configs are stored"
     return f"{stored}; {len(left)} to train, about {duration(seconds)}" if left else f"{stored}"
@@ -260,7 +278,8 @@ def process_pool(workers: int) -> Iterator[Executor]:
         try:
             yield executor
         except BaseException:
-            for worker in multiprocessing.active_children():
+            # The caller may have children of its own; only the executor knows which are workers.
+            for worker in list((executor._processes or {}).values()):
                 worker.terminate()  # a request: the worker saves a checkpoint first
             raise
 
@@ -333,14 +352,21 @@ def train_batch(
                 elsewhere.append(config)
         _train_locked(missing(mine, store, weights=weights), store, device, report, deadline)
     for config in elsewhere:
-        left = -1 if math.isinf(deadline) else max(0.0, deadline - time.time())
-        try:
-            with store.lock(config).acquire(timeout=left):
-                alone = missing([config], store, weights=weights)
-                _train_locked(alone, store, device, report, deadline)
-        except Timeout:
-            raise OutOfTime from None
+        with wait_for_lock(config, store, deadline):
+            alone = missing([config], store, weights=weights)
+            _train_locked(alone, store, device, report, deadline)
     report(configs, 1.0, f"{_name(configs)}: stored")
+
+
+def wait_for_lock(
+    config: TrainingConfig, store: Store, deadline: float
+) -> AbstractContextManager[object]:
+    """The config's lock, when no other process holds it any more; OutOfTime at the deadline."""
+    left = -1 if math.isinf(deadline) else max(0.0, deadline - time.time())
+    try:
+        return store.lock(config).acquire(timeout=left)
+    except Timeout:
+        raise OutOfTime from None
 
 
 def _train_locked(
@@ -359,7 +385,7 @@ def _train_locked(
     for path, batch in together.items():
         state = None if path is None else load_state(path, batch)
         trainer = Trainer(batch, device, state)
-        with _stop_signals() as stopped:
+        with stop_signals() as stopped:
             _train_and_checkpoint(trainer, store, report, deadline, stopped)
             for run in trainer.runs():
                 store.save(run)
@@ -399,7 +425,7 @@ def _train_and_checkpoint(
 
 
 @contextmanager
-def _stop_signals() -> Iterator[Callable[[], BaseException | None]]:
+def stop_signals() -> Iterator[Callable[[], BaseException | None]]:
     """Turns SIGTERM and the first Ctrl-C into a request to stop at the next checkpoint."""
     received: list[int] = []
 
@@ -435,12 +461,33 @@ def dump_state(state: TrainingState) -> tuple[dict[str, Tensor], dict[str, Any]]
     return tensors, {"step": state.step, "elapsed": state.elapsed, "evaluated": state.evaluated}
 
 
+def dump_apart(trainers: Sequence[Trainer]) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The states of trainers of one config each, all at one step, as what one checkpoint holds.
+
+    Shapes differ between them, so each has tensors of its own, named after its config's key.
+    """
+    tensors: dict[str, Tensor] = {}
+    facts: dict[str, Any] = {"step": trainers[0].state.step, "apart": {}}
+    for trainer in trainers:
+        key = trainer.config.key
+        own, facts_of_own = dump_state(trainer.state)
+        tensors |= {f"{key}.{name}": tensor for name, tensor in own.items()}
+        facts["apart"][key] = facts_of_own | {"keys": [key]}
+    return tensors, facts
+
+
 def load_state(path: Path, configs: Sequence[TrainingConfig]) -> TrainingState:
-    """Inverse of :func:`dump_state`: the state of some of a checkpoint's configs.
+    """Inverse of :func:`dump_state` and :func:`dump_apart`: the state of some of a checkpoint's
+    configs (one, of those that were apart).
 
     Raises CorruptRunError for a checkpoint that is not as it was written.
     """
     tensors, facts = read_checkpoint(path)
+    if "apart" in facts:
+        (config,) = configs
+        own = f"{config.key}."
+        tensors = {n.removeprefix(own): t for n, t in tensors.items() if n.startswith(own)}
+        facts = facts["apart"][config.key]
     rows = [facts["keys"].index(config.key) for config in configs]
     tensors = {
         name: torch.cat([tensor.chunk(len(facts["keys"]))[row] for row in rows])

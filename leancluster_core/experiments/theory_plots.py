@@ -77,7 +77,7 @@ def plot_smoothing(frame: pd.DataFrame) -> Figure:
     figure = Figure(figsize=(7.2, 2.7), layout="constrained")
     labels = (
         ("gap", r"smoothed minus exact, in $\tau$"),
-        ("weight", "weight of the farther center"),
+        ("weight", "weight of the farther centre"),
     )
     for ax, (value, label) in zip(figure.subplots(1, 2), labels, strict=True):
         for regularizer, dash in REGULARIZER_DASHES.items():

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 
@@ -19,8 +19,10 @@ from leancluster_core.experiments.store import Run, Store
 from leancluster_core.experiments.sweep import (
     CHECKPOINT_SECONDS,
     OutOfTime,
-    dump_state,
+    dump_apart,
     load_state,
+    stop_signals,
+    wait_for_lock,
 )
 from leancluster_core.experiments.training import Trainer
 
@@ -33,22 +35,25 @@ def train_alternating(
     *,
     store: Store,
     device: str = "auto",
+    weights: bool = False,
     progress: bool = True,
     minutes: float = math.inf,
 ) -> list[Run]:
     """The runs of all configs, in their order, from the store or trained so that times compare.
 
-    Configs of one setting (all but the embedding equal) take turns, each alone in its batch. A
-    stored run counts only if it was trained like that, beside the same others; else all of its
-    setting are trained again. minutes: stop with OutOfTime after so long, at a checkpoint; the next
+    Configs of one setting (:func:`settings`) take turns, each alone in its batch. A stored run
+    counts only if it was trained like that, beside the same others; else all of its setting are
+    trained again. weights: train again where the store kept the history alone. minutes: stop with
+    OutOfTime after so long, at a checkpoint. SIGTERM and Ctrl-C stop at a checkpoint too; the next
     call goes on from there.
 
     Raises CorruptRunError for a stored file that is not as it was written.
     """
+    check_flag("weights", weights)
     check_flag("progress", progress)
     deadline = time.time() + 60 * minutes
-    for group in _settings(configs):
-        _train_group(group, store, device, progress, deadline)
+    for group in settings(configs):
+        _train_group(group, store, device, weights, progress, deadline)
     runs = [store.load(config) for config in configs]
     return [run for run in runs if run is not None]
 
@@ -58,48 +63,80 @@ def alternated(run: Run) -> list[str]:
     return list(run.provenance.get(ALTERNATED, []))
 
 
-def _settings(configs: Iterable[TrainingConfig]) -> list[list[TrainingConfig]]:
+def not_alternated(
+    configs: Iterable[TrainingConfig], store: Store, *, weights: bool = False
+) -> list[TrainingConfig]:
+    """The configs, each once, that :func:`train_alternating` would train: always whole settings.
+
+    Raises CorruptRunError for a stored file that is not as it was written.
+    """
+    groups = [group for group in settings(configs) if not _took_turns(group, store, weights)]
+    return [config for group in groups for config in group]
+
+
+def settings(configs: Iterable[TrainingConfig]) -> list[list[TrainingConfig]]:
+    """The configs, each once, in groups in which all but the embedding is equal."""
     groups: dict[TrainingConfig, list[TrainingConfig]] = {}
     for config in dict.fromkeys(configs):
         groups.setdefault(replace(config, embedding="binary"), []).append(config)
     return list(groups.values())
 
 
+def _took_turns(group: Sequence[TrainingConfig], store: Store, weights: bool) -> bool:
+    """Whether the store has all runs of a group, from a training beside each other."""
+    keys = {config.key for config in group}
+    return all(
+        run is not None
+        and {run.config.key, *alternated(run)} == keys
+        and (run.weights is not None or not weights)
+        for run in map(store.load, group)
+    )
+
+
 def _train_group(
-    group: list[TrainingConfig], store: Store, device: str, progress: bool, deadline: float
+    group: Sequence[TrainingConfig],
+    store: Store,
+    device: str,
+    weights: bool,
+    progress: bool,
+    deadline: float,
 ) -> None:
     keys = {config.key for config in group}
     with ExitStack() as locks:
         # In the order of keys, or two processes could wait for each other.
         for config in sorted(group, key=lambda config: config.key):
-            locks.enter_context(store.lock(config).acquire())
-        found = [store.load(config) for config in group]
-        others = [keys - {config.key} for config in group]
-        if all(
-            run is not None and set(alternated(run)) == wanted
-            for run, wanted in zip(found, others, strict=True)
-        ):
+            locks.enter_context(wait_for_lock(config, store, deadline))
+        if _took_turns(group, store, weights):
             return
+        if time.time() > deadline:
+            raise OutOfTime
         trainers = _trainers(group, store, device)
-        _take_turns(trainers, store, progress, deadline)
-        for trainer, wanted in zip(trainers, others, strict=True):
-            (run,) = trainer.runs()
-            store.save(replace(run, provenance=run.provenance | {ALTERNATED: sorted(wanted)}))
-        store.discard_checkpoints(group)
+        with stop_signals() as stopped:
+            _take_turns(trainers, store, progress, deadline, stopped)
+            for trainer in trainers:
+                (run,) = trainer.runs()
+                others = sorted(keys - {run.config.key})
+                store.save(replace(run, provenance=run.provenance | {ALTERNATED: others}))
+            store.discard_checkpoints(group)
+            reason = stopped()
+            if reason is not None:
+                raise reason
 
 
 def _trainers(group: Sequence[TrainingConfig], store: Store, device: str) -> list[Trainer]:
-    """From checkpoints at one step, or all from the start: only then have they taken turns."""
-    found = [store.find_checkpoint(config) for config in group]
-    level = len({part and part[1] for part in found}) == 1
-    states = [
-        load_state(part[0], [config]) if part and level else None
-        for config, part in zip(group, found, strict=True)
-    ]
+    """From the checkpoint of all of them, or all from the start: only so have they taken turns."""
+    path = store.checkpoint(group)
+    states = [load_state(path, [config]) if path.exists() else None for config in group]
     return [Trainer([c], device, state) for c, state in zip(group, states, strict=True)]
 
 
-def _take_turns(trainers: Sequence[Trainer], store: Store, progress: bool, deadline: float) -> None:
+def _take_turns(
+    trainers: Sequence[Trainer],
+    store: Store,
+    progress: bool,
+    deadline: float,
+    stopped: Callable[[], BaseException | None],
+) -> None:
     for trainer in trainers:  # start-up costs go to a trainer that is thrown away
         Trainer(trainer.configs, trainer.device).advance()
     saved = shown = time.monotonic()
@@ -108,16 +145,17 @@ def _take_turns(trainers: Sequence[Trainer], store: Store, progress: bool, deadl
         for trainer in order:
             trainer.advance()
         order.reverse()  # or one would always follow the other, and find its memory in the cache
-        late, now = time.time() > deadline, time.monotonic()
-        if late or now > saved + CHECKPOINT_SECONDS:
-            for trainer in trainers:
-                store.save_checkpoint(trainer.configs, *dump_state(trainer.state))
+        reason = stopped() or (OutOfTime() if time.time() > deadline else None)
+        now, done = time.monotonic(), order[0].done
+        # The last one lets a process that dies between two runs store the rest as they are.
+        if reason is not None or done or now > saved + CHECKPOINT_SECONDS:
+            store.save_checkpoint([t.config for t in trainers], *dump_apart(trainers))
             saved = now
         if progress and now > shown + 60:
             print(_progress(trainers), file=sys.stderr, flush=True)
             shown = now
-        if late and not order[0].done:
-            raise OutOfTime
+        if reason is not None and not done:
+            raise reason
 
 
 def _progress(trainers: Sequence[Trainer]) -> str:

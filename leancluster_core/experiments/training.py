@@ -19,7 +19,7 @@ from torch import Tensor
 
 from leancluster_core.embeddings import code_width
 from leancluster_core.experiments.config import TrainingConfig
-from leancluster_core.experiments.provenance import provenance
+from leancluster_core.experiments.provenance import commit, provenance
 from leancluster_core.experiments.store import Run
 from leancluster_core.experiments.streams import random_stream
 from leancluster_core.kmeans import _lloyd
@@ -200,10 +200,12 @@ class Trainer:
         self.device = resolve_device(device)
         self.state = state or initial_state(configs, self.device)
         self.state.tensors = {n: t.to(self.device) for n, t in self.state.tensors.items()}
+        self.state.history = [rows.to(self.device) for rows in self.state.history]
         self.n_models = len(configs) * len(self.config.seeds)
         self._groups = list(self._make_groups())
         self._parameters = [name for name, _ in self._groups[0].model.named_parameters()]
         self._validation: list[tuple[Tensor, Tensor, Tensor]] | None = None
+        commit()  # asked now and remembered: when training ends, the files may be others
 
     @property
     def done(self) -> bool:
@@ -236,21 +238,21 @@ class Trainer:
         block, done = divmod(self.state.step, TASK_BLOCK)
         shape = (TASK_BLOCK, self.config.batch_size)
         points, centers = _draw(self.config, "training", block, shape, self.device)
-        started = time.perf_counter()
+        started = self._clock()
         for index in range(done, min(TASK_BLOCK, self.config.n_steps - block * TASK_BLOCK)):
             self._step(points[:, index], centers[:, index])
             self.state.step += 1
             if self.state.step % self.config.evaluate_every == 0 or self.done:
-                self._synchronise()
-                self.state.elapsed += time.perf_counter() - started
+                self.state.elapsed += self._clock() - started
                 self._evaluate()
-                started = time.perf_counter()
-        self._synchronise()
-        self.state.elapsed += time.perf_counter() - started
+                started = self._clock()
+        self.state.elapsed += self._clock() - started
 
-    def _synchronise(self) -> None:
+    def _clock(self) -> float:
+        """Seconds, read when the device has done all that it was asked for until now."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
+        return time.perf_counter()
 
     def _step(self, points: Tensor, centers: Tensor) -> None:
         tensors = self.state.tensors

@@ -46,6 +46,20 @@ def test_a_verdict_is_shown_with_its_figures_and_counted(tmp_path):
     ]
 
 
+def test_the_score_says_how_much_of_it_is_about_trained_models_and_at_which_scale(tmp_path):
+    beats = Verdict("F2-beats", "reproduced", "paper", "rel 0.93 < 1")
+    fails = Verdict("F10-tau", "not reproduced", "laptop", "rel 0.99")
+    exact = Verdict("S2-exact", "reproduced", "laptop", "difference 0")
+    for verdict, asset in ((beats, "fig02"), (fails, "fig10"), (exact, "thm21")):
+        write_verdicts([verdict], tmp_path / f"{asset}.json")
+    page = render(ledger(tmp_path), ASSETS, [])
+    assert (
+        "1 are on constructions, losses and lemmas, where no scale enters, and 2 on trained "
+        "models: 1 at scale `laptop`, 1 at scale `paper`."
+    ) in page.partition(SCORE_ENDS)[0]
+    assert "scale)" not in row(page, "S2-exact")
+
+
 def test_an_ill_posed_criterion_stands_unchanged_with_the_wording_we_propose(tmp_path):
     page = render(ledger(tmp_path), ASSETS, [])
     for claim, _ in ledger(tmp_path):

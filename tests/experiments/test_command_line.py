@@ -1,9 +1,12 @@
 """The command line: ``python -m leancluster_core.experiments``."""
 
+import io
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tarfile
 import time
 from pathlib import Path
 
@@ -14,6 +17,7 @@ from leancluster_core.experiments import Store
 from leancluster_core.experiments.__main__ import main
 from leancluster_core.experiments.grids import GRIDS, TIMED_FIGURES, figure_configs
 from leancluster_core.experiments.sweep import missing
+from leancluster_core.experiments.timing import not_alternated
 
 ROOT = Path(__file__).parents[2]
 FIG02 = figure_configs("fig02", "smoke")
@@ -70,6 +74,13 @@ def test_results_are_packed_and_unpacked(trained, tmp_path, capsys):
         f"{archive}: 24 of 24 configs\n24 runs taken over, 0 were there already\n"
     )
     assert missing(FIG02, Store(tmp_path / "smoke")) == []
+    # A store of any name: runs go where their scale is read.
+    (tmp_path / "smoke").rename(tmp_path / "Store_1")
+    elsewhere = ["--scale", "smoke", "--store", str(tmp_path / "Store_1")]
+    assert main(["pack", "fig02", *elsewhere, "-o", archive]) == 0
+    assert main(["unpack", archive, "--results", str(tmp_path)]) == 0
+    assert missing(FIG02, Store(tmp_path / "smoke")) == []
+    capsys.readouterr()
     path = next((tmp_path / "smoke").glob("*/history.parquet"))
     path.write_bytes(b"")
     assert main(["pack", "fig02", *where(tmp_path), "-o", archive]) == 1
@@ -77,20 +88,39 @@ def test_results_are_packed_and_unpacked(trained, tmp_path, capsys):
 
 
 def test_shards_are_disjoint_and_cover_everything(tmp_path):
-    """Whatever each machine has stored already."""
-    seen = []
+    """Whatever each machine has stored already; what takes turns stays together."""
+    wanted, seen = FIG02 + figure_configs("fig17", "smoke"), []
     for part in ("1/3", "2/3", "3/3"):
-        store = tmp_path / part.replace("/", "-") / "smoke"
-        options = ["--scale", "smoke", "--store", str(store), "--workers", "1", "--shard", part]
-        assert main(["train", "fig02", *options]) == 0
-        seen += [c for c in FIG02 if c in Store(store)]
-    assert sorted(c.key for c in seen) == sorted(c.key for c in FIG02)
+        store = Store(tmp_path / part.replace("/", "-") / "smoke")
+        options = ["--scale", "smoke", "--store", str(store.root), "--workers", "1"]
+        assert main(["train", "fig02", "fig17", *options, "--shard", part]) == 0
+        here = [c for c in wanted if c in store]
+        timed = [c for c in here if c not in FIG02]
+        assert len(timed) == 4 and not_alternated(timed, store) == []
+        seen += here
+    assert sorted(c.key for c in seen) == sorted(c.key for c in wanted)
 
 
-def test_the_time_budget_ends_with_a_code_of_its_own(tmp_path, capsys):
+@pytest.mark.parametrize(
+    ("figures", "left"), [(["fig02"], 24), (["fig17"], 12), (["fig02", "fig17"], 36)]
+)
+def test_the_time_budget_ends_with_a_code_of_its_own(tmp_path, capsys, figures, left):
     options = [*where(tmp_path), "--workers", "1", "--minutes", "1e-9"]
-    assert main(["train", "fig02", *options]) == 3
-    assert "out of time: 24 configs left" in capsys.readouterr().err
+    assert main(["train", *figures, *options]) == 3
+    assert f"out of time: {left} configs left" in capsys.readouterr().err
+
+
+def test_what_lacks_its_weights_only_is_left_if_weights_are_asked_for(trained, tmp_path, capsys):
+    shutil.copytree(trained / "smoke", tmp_path / "smoke")
+    for path in tmp_path.glob("smoke/*/weights.safetensors"):
+        path.unlink()
+    options = [*where(tmp_path), "--workers", "1", "--minutes", "1e-9"]
+    assert main(["train", "fig02", *options]) == 0
+    assert capsys.readouterr().out == "24 of 24 configs are stored\n"
+    assert main(["train", "fig02", *options, "--weights"]) == 3
+    output, errors = capsys.readouterr()
+    assert output.startswith("0 of 24 configs are stored; 24 to train, about")
+    assert "out of time: 24 configs left" in errors
 
 
 def test_the_papers_scale_on_a_cpu_needs_a_flag(tmp_path, capsys):
@@ -111,6 +141,7 @@ def test_the_papers_scale_on_a_cpu_needs_a_flag(tmp_path, capsys):
     (["train", "fig02", "--shard", "0/3"], "--shard must be I/N with I in [1, N], got '0/3'"),
     (["train", "fig02", "--shard", "4/3"], "--shard must be I/N"),
     (["train", "fig02", "--shard", "2"], "--shard must be I/N"),
+    (["train", "fig17", "--shard", "x"], "--shard must be I/N with I in [1, N], got 'x'"),
     (["train", "fig02", "--device", "gpu"], "device must be 'auto', 'cpu'"),
     (["train", "fig02", "--scale", "tiny"], "invalid choice: 'tiny'"),
     (["pack", "fig02"], "-o"),
@@ -124,6 +155,17 @@ def test_bad_arguments_are_refused_by_name(arguments, message, tmp_path, capsys,
         main(arguments)
     assert stop.value.code == 2
     assert message in capsys.readouterr().err
+
+
+def test_an_archive_with_a_config_that_is_none_is_named(tmp_path, capsys):
+    with tarfile.open(tmp_path / "runs.tar", "w") as tar:
+        text = b'{"penalty": 0.1}'
+        member = tarfile.TarInfo("smoke/0123456789abcdef/config.json")
+        member.size = len(text)
+        tar.addfile(member, io.BytesIO(text))
+    assert main(["unpack", str(tmp_path / "runs.tar"), "--results", str(tmp_path)]) == 1
+    error = capsys.readouterr().err
+    assert "runs.tar is damaged: 0123456789abcdef: TrainingConfig needs the field 'task'" in error
 
 
 def test_a_missing_archive_is_named(tmp_path, capsys):

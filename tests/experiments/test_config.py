@@ -88,6 +88,8 @@ def test_unknown_fields_are_refused_by_name():
         TrainingConfig.from_dict(values | {"gama": 1.0})
     with pytest.raises(ValueError, match="TaskDistribution has no field 'n'"):
         TrainingConfig.from_dict(values | {"task": values["task"] | {"n": 1}})
+    with pytest.raises(ValueError, match=r"needs the field 'task', got only \['penalty'\]"):
+        TrainingConfig.from_dict({"penalty": 0.1})
 
 
 def test_labels_are_the_papers():

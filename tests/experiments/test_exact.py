@@ -60,9 +60,9 @@ def test_broken_assumptions():
     assert table.xs("duplicate points")["as Lloyd"].all()
     for name in ("OH", "BN"):
         tie = table.loc[("a tie", f"transformer, {name}")]
-        assert (tie["center 1"], tie["center 2"]) == ("(0, 0)", "(4, 0)")
-    assert table.loc[("a tie", "Lloyd")]["center 1"] == "(1, 0)"
-    empty = table.xs("an empty cluster")["center 3"]
+        assert (tie["centre 1"], tie["centre 2"]) == ("(0, 0)", "(4, 0)")
+    assert table.loc[("a tie", "Lloyd")]["centre 1"] == "(1, 0)"
+    empty = table.xs("an empty cluster")["centre 3"]
     assert empty["Lloyd"] == "(50, 50)"
     assert empty["transformer, OH"] == "(3, 1)"  # the mean of all points
     assert empty["transformer, BN"] == "(0, 1)"  # code 01 is one bit from 00, two from 10

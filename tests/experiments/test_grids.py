@@ -20,6 +20,7 @@ from leancluster_core.experiments.grids import (
 )
 from leancluster_core.experiments.parameters import read_parameters
 from leancluster_core.experiments.store import Store
+from leancluster_core.experiments.timing import alternated
 from leancluster_core.experiments.training import train
 from leancluster_core.samplers import TaskDistribution
 
@@ -151,3 +152,38 @@ def test_an_environment_may_forbid_training(monkeypatch, tmp_path):
     monkeypatch.setenv("LEANCLUSTER_TRAIN", "never")
     with pytest.raises(NotTrainedYet, match="0 of 1 configs are stored"):
         figure_runs([small()], "smoke")
+
+
+def test_what_is_stored_but_has_not_taken_turns_is_yet_to_be_trained(monkeypatch, tmp_path, capfd):
+    """Where that is forbidden, and where it would fall to a CPU, as any training."""
+    monkeypatch.setenv("LEANCLUSTER_RESULTS", str(tmp_path))
+    monkeypatch.setattr(grids, "resolve_device", lambda device: SimpleNamespace(type="cpu"))
+    pair = [small(), small(embedding="onehot")]
+    for scale in ("smoke", "paper"):
+        for config in pair:
+            Store(tmp_path / scale).save(train(config, progress=False))
+    with pytest.raises(ValueError, match=r"paper_on_cpu must be True .*2 to train"):
+        figure_runs(pair, "paper", taking_turns=True)
+    with monkeypatch.context() as patch:
+        patch.setenv("LEANCLUSTER_TRAIN", "never")
+        with pytest.raises(NotTrainedYet, match="0 of 2 configs are stored; 2 to train"):
+            figure_runs(pair, "smoke", taking_turns=True)
+    assert all(alternated(run) for run in figure_runs(pair, "smoke", taking_turns=True))
+    assert "2 to train" in capfd.readouterr().err
+    monkeypatch.setenv("LEANCLUSTER_TRAIN", "never")
+    figure_runs(pair, "smoke", taking_turns=True)
+
+
+@pytest.mark.parametrize("taking_turns", [False, True])
+def test_weights_that_were_not_kept_are_trained_on_demand(
+    monkeypatch, tmp_path, capfd, taking_turns
+):
+    monkeypatch.setenv("LEANCLUSTER_RESULTS", str(tmp_path))
+    (run,) = figure_runs([small()], "smoke", taking_turns=taking_turns)
+    (Store(tmp_path / "smoke").folder(run.config) / "weights.safetensors").unlink()
+    capfd.readouterr()
+    (run,) = figure_runs([small()], "smoke", taking_turns=taking_turns)
+    assert run.weights is None and capfd.readouterr().err == ""
+    (run,) = figure_runs([small()], "smoke", taking_turns=taking_turns, weights=True)
+    assert run.weights is not None
+    assert "0 of 1 configs are stored; 1 to train, about" in capfd.readouterr().err

@@ -169,6 +169,13 @@ def test_statistics_refuse(change, message):
         curve_statistics(change(histories()), "training_loss", by=BY)
 
 
+def test_a_setting_that_no_panel_shows_is_named():
+    both = pd.concat([histories().assign(gamma=1.0), histories().assign(gamma=4.0)])
+    with pytest.raises(ValueError, match="they differ in gamma, which rows or columns must name"):
+        curve_statistics(both, "relative_loss", by=BY)
+    assert len(curve_statistics(both, "relative_loss", by=[*BY, "gamma"]))
+
+
 # --- captions ----------------------------------------------------------------------------------
 
 

@@ -60,12 +60,25 @@ def test_a_rollout_is_the_model_again_and_again_for_each_trial(run):
             current = model(points, current)
 
 
-def test_a_rollout_that_leaves_the_numbers_is_infinite(run):
+@pytest.mark.parametrize("reembed", [True, False])
+@pytest.mark.parametrize("scale", [1e2, 1e10, 1e30])
+def test_a_rollout_that_leaves_the_numbers_is_infinite(run, scale, reembed):
+    """Between the two, centers are finite and their squares are not, in float32."""
     points, centers = iris()
-    huge = {name: weight * 1e30 for name, weight in run.weights.items()}
-    frame = rollout_frame([Run(run.config, run.history, huge, {})], points, centers, 3)
-    assert math.isfinite(frame["log_loss"].iloc[0])
-    assert math.isinf(frame["log_loss"].iloc[3])
+    huge = run.weights | {"value": run.weights["value"] * scale}
+    wild = Run(run.config, run.history, huge, {})
+    frame = rollout_frame([wild], points, centers, 9, reembed=reembed)
+    for _, losses in frame.groupby("trial")["log_loss"]:
+        finite = losses.to_numpy()[np.isfinite(losses)]
+        assert 0 < len(finite) < len(losses) and (np.diff(finite) > 0).all()
+        assert (losses.iloc[len(finite) :] == math.inf).all()
+        assert (finite[-1] > math.log(torch.finfo(torch.float32).max)) == (scale < 1e30)
+
+
+def test_a_loss_that_overflows_float64_is_infinite_too():
+    points, centers = (tensor.double() for tensor in iris())
+    assert lloyd_frame(points, centers, 0)["log_loss"].iloc[0] < 10
+    assert lloyd_frame(points, centers * 1e200, 0)["log_loss"].iloc[0] == math.inf
 
 
 def test_words_compare_the_medians_with_lloyd(run):

@@ -73,6 +73,17 @@ def test_a_damaged_file_is_named_and_never_read(store, name, damage):
         store.load(CONFIG)
 
 
+def test_weights_of_which_nothing_is_known_are_never_read(store, run):
+    """Put back beside a run that was stored without them: they may be any."""
+    weights = store.folder(CONFIG) / "weights.safetensors"
+    content = weights.read_bytes()
+    store.save(dataclasses.replace(run, weights=None))
+    assert store.load(CONFIG).weights is None
+    weights.write_bytes(content)
+    with pytest.raises(CorruptRunError, match=r"weights\.safetensors has no checksum; delete"):
+        store.load(CONFIG)
+
+
 def test_a_plausible_edit_of_each_text_is_seen(store):
     """Valid JSON with another number in it."""
     for name, old, new in (
@@ -201,6 +212,28 @@ def test_a_damaged_checkpoint_is_named(tmp_path, damage):
         read_checkpoint(path)
 
 
+def test_the_checkpoint_of_configs_is_one_file_in_whatever_order(tmp_path):
+    store, other = Store(tmp_path), dataclasses.replace(CONFIG, penalty=0.2)
+    store.save_checkpoint([CONFIG, other], state(1), {"step": 10})
+    assert store.find_checkpoint(other)[0] == store.checkpoint([other, CONFIG])
+    assert not store.checkpoint([other]).exists()
+
+
+@pytest.mark.parametrize("content", [
+    b"", b"short", b"\xff" * 40, b"\2" + b"\0" * 7 + b"{}", b"\2" + b"\0" * 7 + b"[]",
+    (33).to_bytes(8, "little") + b'{"__metadata__": {"facts": "[1]"}}',
+])  # fmt: skip
+def test_a_file_that_does_not_say_whose_it_is_stops_nothing(store, content):
+    store.save_checkpoint([CONFIG], state(1), {"step": 10})
+    nobodys = store.root / ".checkpoints" / "0.safetensors"
+    nobodys.write_bytes(content)
+    with pytest.warns(UserWarning, match=rf"{nobodys} cannot be read .*; delete it"):
+        assert store.find_checkpoint(CONFIG)[1] == 10
+    with pytest.warns(UserWarning, match=rf"{nobodys} cannot be read"):
+        store.discard_checkpoints([CONFIG])
+    assert list(nobodys.parent.iterdir()) == [nobodys]
+
+
 def test_checkpoints_hold_tensors_and_plain_values_only(tmp_path):
     """S2.7: nothing that a later version could refuse to read."""
     store = Store(tmp_path)
@@ -214,7 +247,7 @@ def test_checkpoints_hold_tensors_and_plain_values_only(tmp_path):
 
 def test_runs_travel_in_one_file(store, run, tmp_path):
     other = dataclasses.replace(CONFIG, penalty=0.2)
-    assert pack([(store, CONFIG), (store, other)], tmp_path / "runs.tar") == 1
+    assert pack([CONFIG, other], store, "laptop", tmp_path / "runs.tar") == 1
     assert unpack(tmp_path / "runs.tar", tmp_path / "elsewhere") == (1, 0)
     assert unpack(tmp_path / "runs.tar", tmp_path / "elsewhere") == (0, 1)
     found = Store(tmp_path / "elsewhere" / "laptop").load(CONFIG)
@@ -222,15 +255,57 @@ def test_runs_travel_in_one_file(store, run, tmp_path):
     assert found.provenance == run.provenance
 
 
-def test_weights_that_were_not_kept_are_filled_in(store, tmp_path):
-    pack([(store, CONFIG)], tmp_path / "runs.tar")
-    (store.folder(CONFIG) / "weights.safetensors").unlink()
+def test_weights_that_were_not_kept_are_filled_in(store, run, tmp_path):
+    """And nothing else: times and provenance stay those of the run that is here."""
+    pack([CONFIG], store, "laptop", tmp_path / "runs.tar")
+    slower = run.history.assign(elapsed=run.history.elapsed * 2)
+    facts = run.provenance | {"device": "ours", "alternated_with": ["0123456789abcdef"]}
+    ours = dataclasses.replace(run, history=slower, weights=None, provenance=facts)
+    store.save(ours)
     assert unpack(tmp_path / "runs.tar", tmp_path) == (1, 0)
-    assert store.has_weights(CONFIG)
+    found = store.load(CONFIG)
+    pd.testing.assert_frame_equal(found.history, slower, check_exact=True)
+    assert found.provenance == facts
+    assert all(torch.equal(found.weights[name], run.weights[name]) for name in run.weights)
+    assert unpack(tmp_path / "runs.tar", tmp_path) == (0, 1)
+
+
+def test_weights_of_another_training_are_not_filled_in(store, run, tmp_path):
+    pack([CONFIG], store, "laptop", tmp_path / "runs.tar")
+    other = run.history.assign(training_loss=run.history.training_loss + 1e-9)
+    store.save(dataclasses.replace(run, history=other, weights=None))
+    assert unpack(tmp_path / "runs.tar", tmp_path) == (0, 1)
+    found = store.load(CONFIG)
+    pd.testing.assert_frame_equal(found.history, other, check_exact=True)
+    assert found.weights is None
+
+
+def test_an_archive_is_named_by_scale_whatever_the_store_is_called(run, tmp_path):
+    store = Store(tmp_path / "run_store_1")
+    store.save(run)
+    (store.folder(CONFIG) / ".DS_Store").write_bytes(b"no file of a run")
+    assert pack([CONFIG], store, "paper", tmp_path / "runs.tar") == 1
+    assert unpack(tmp_path / "runs.tar", tmp_path) == (1, 0)
+    assert CONFIG in Store(tmp_path / "paper")
+    with pytest.raises(ValueError, match="scale must be one of 'smoke', 'laptop', 'paper', got"):
+        pack([CONFIG], store, "run_store_1", tmp_path / "runs.tar")
+
+
+def test_a_damaged_run_leaves_the_archive_that_was_there(store, run, tmp_path):
+    other = dataclasses.replace(CONFIG, penalty=0.2)
+    store.save(dataclasses.replace(run, config=other))
+    archive = tmp_path / "archives" / "runs.tar"
+    archive.parent.mkdir()
+    assert pack([CONFIG, other], store, "laptop", archive) == 2
+    content = archive.read_bytes()
+    (store.folder(other) / "history.parquet").write_bytes(b"")
+    with pytest.raises(CorruptRunError, match=r"history\.parquet"):
+        pack([CONFIG, other], store, "laptop", archive)
+    assert archive.read_bytes() == content and list(archive.parent.iterdir()) == [archive]
 
 
 def test_a_damaged_run_is_neither_packed_nor_unpacked(store, tmp_path):
-    pack([(store, CONFIG)], tmp_path / "runs.tar")
+    pack([CONFIG], store, "laptop", tmp_path / "runs.tar")
     content = (tmp_path / "runs.tar").read_bytes()
     (tmp_path / "edited.tar").write_bytes(content.replace(b'"penalty": 0.1', b'"penalty": 0.2'))
     with pytest.raises(CorruptRunError, match=r"edited.tar is damaged: .*config.json has the key"):
@@ -249,12 +324,12 @@ def test_a_damaged_run_is_neither_packed_nor_unpacked(store, tmp_path):
     assert not list((tmp_path / "elsewhere").glob("*/*"))
     (store.folder(CONFIG) / "history.parquet").write_bytes(b"")
     with pytest.raises(CorruptRunError, match=r"history\.parquet"):
-        pack([(store, CONFIG)], tmp_path / "again.tar")
+        pack([CONFIG], store, "laptop", tmp_path / "again.tar")
 
 
 @pytest.mark.parametrize("name", [
     "../evil.txt", "/etc/evil", "laptop/short/config.json", "laptop/0123456789abcdef/evil.py",
-    "laptop/0123456789abcdef", "config.json",
+    "laptop/0123456789abcdef", "config.json", "runs/0123456789abcdef/config.json",
 ])  # fmt: skip
 def test_archives_with_anything_else_are_refused(tmp_path, name):
     with tarfile.open(tmp_path / "runs.tar", "w") as tar:
@@ -264,6 +339,22 @@ def test_archives_with_anything_else_are_refused(tmp_path, name):
     with pytest.raises(ValueError, match=r"runs.tar must hold runs of a store only, got"):
         unpack(tmp_path / "runs.tar", tmp_path / "elsewhere")
     assert not [p for p in tmp_path.rglob("*") if p.is_file() and p.name != "runs.tar"]
+
+
+@pytest.mark.parametrize("values,message", [
+    ({"penalty": 0.1}, "TrainingConfig needs the field 'task', got only .'penalty'."),
+    ({"task": {}, "gama": 1.0}, "TrainingConfig has no field 'gama'"),
+    ({"task": {}, "penalty": "0.1"}, "penalty must be a number, got '0.1'"),
+])  # fmt: skip
+def test_a_config_that_is_none_is_a_damaged_run(tmp_path, values, message):
+    with tarfile.open(tmp_path / "runs.tar", "w") as tar:
+        text = json.dumps(values).encode()
+        member = tarfile.TarInfo("laptop/0123456789abcdef/config.json")
+        member.size = len(text)
+        tar.addfile(member, io.BytesIO(text))
+    message = f"runs.tar is damaged: 0123456789abcdef: {message}"
+    with pytest.raises(CorruptRunError, match=message):
+        unpack(tmp_path / "runs.tar", tmp_path / "elsewhere")
 
 
 def test_key_folder_and_content_must_agree(store, tmp_path):

@@ -9,6 +9,7 @@ import pytest
 from leancluster_core.experiments.summary import (
     convergence_alt,
     describe_ends,
+    describe_rises,
     final_losses,
     final_table,
 )
@@ -96,6 +97,23 @@ def test_curves_that_still_fall_are_named():
     assert "1 of 2 curves still fell by more than 0.02, OH:L2 at tau = 1 the most (0.900)" in text
     settled = frame.assign(relative_loss=1.0)
     assert "still fell" not in describe_ends(settled, ["penalty"]).data["text/plain"]
+
+
+def test_blow_ups_are_counted_by_jumps_not_by_ends():
+    def history(losses, **labels):
+        rows = {"step": range(len(losses)), "relative_loss": losses}
+        return pd.DataFrame(rows).assign(**labels)
+
+    frame = pd.concat([
+        history([3.0, 2.0, 1.5], clipped="no", key="a", trial=0),  # slow
+        history([1.8, 5.4, 0.9], clipped="no", key="a", trial=1),  # up, and down again
+        history([1.8, math.nan, math.nan], clipped="no", key="b", trial=0),
+        history([1.8, 1.9, 0.9], clipped="yes", key="c", trial=0),
+    ])  # fmt: skip
+    assert describe_rises(frame.sample(frac=1, random_state=0), ["clipped"]).data["text/plain"] == (
+        "Trials whose relative loss rose by more than 1 from one evaluation to the next: "
+        "no: 2 of 3 trials (largest rise inf); yes: 0 of 1 trials (largest rise 0.100)."
+    )
 
 
 def test_nothing_finite_is_said_not_hidden():

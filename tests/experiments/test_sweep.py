@@ -2,11 +2,13 @@
 
 import dataclasses
 import multiprocessing
+import multiprocessing.connection
 import os
 import random
 import signal
 import time
 from concurrent.futures import Executor, Future, ProcessPoolExecutor
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -143,6 +145,10 @@ def test_what_is_expected_is_said_in_one_line(tmp_path):
     assert line == "0 of 2 configs are stored; 2 to train, about 0 s"
     quiet([CONFIG, OTHER], store)
     assert expected_time([CONFIG, OTHER], store) == "2 of 2 configs are stored"
+    (store.folder(OTHER) / "weights.safetensors").unlink()
+    assert expected_time([CONFIG, OTHER], store) == "2 of 2 configs are stored"
+    line = expected_time(iter([CONFIG, OTHER]), store, weights=True, device="cpu")
+    assert line == "1 of 2 configs are stored; 1 to train, about 0 s"
     assert missing([CONFIG, THIRD, THIRD], store) == [THIRD]
     assert operations(dataclasses.replace(CONFIG, n_steps=80)) == 2 * operations(CONFIG)
 
@@ -224,6 +230,26 @@ def test_dying_between_two_saves_loses_nothing(tmp_path, monkeypatch):
         quiet([CONFIG, OTHER], store), quiet([CONFIG, OTHER], expected), strict=True
     ):
         same_bits(ours, theirs)
+
+
+@pytest.mark.parametrize("cut", [-5, 8])
+def test_a_damaged_checkpoint_stops_those_that_need_it_only(tmp_path, cut):
+    """Cut off at its end it still says whose it is; at its beginning it is named in a warning."""
+    store, trainer = Store(tmp_path), Trainer([OTHER], "cpu")
+    trainer.advance()
+    store.save_checkpoint([OTHER], *dump_state(trainer.state))
+    path = store.checkpoint([OTHER])
+    path.write_bytes(path.read_bytes()[:cut])
+    named = pytest.warns(UserWarning, match=path.name) if cut == 8 else nullcontext()
+    with named:
+        quiet([CONFIG], store)
+    if cut == -5:
+        with pytest.raises(CorruptRunError, match=rf"{path.name} .*; delete it to start over"):
+            quiet([OTHER], store)
+    else:
+        with pytest.warns(UserWarning, match=path.name):
+            (run,) = quiet([OTHER], store)
+        same_bits(run, train(OTHER, device="cpu", progress=False))
 
 
 def test_killed_at_any_moment_it_ends_with_the_same_bits(tmp_path):
@@ -357,6 +383,22 @@ def test_a_worker_of_another_numerics_version_refuses(tmp_path, monkeypatch):
     values = [CONFIG.to_dict()]
     with pytest.raises(RuntimeError, match="numerics must be version 999 on every worker"):
         sweep._train_in_worker(values, str(tmp_path), "cpu", False, 1e12, 999)
+
+
+def test_a_pool_ends_its_own_processes_only(monkeypatch):
+    """Not what else the caller has started."""
+    monkeypatch.setattr(sweep, "_end_with_parent", int)  # workers need not import torch
+    bystander = PROCESSES.Process(target=time.sleep, args=(60,), daemon=True)
+    bystander.start()
+    with pytest.raises(LookupError), sweep.process_pool(1) as executor:
+        worker = executor.submit(os.getpid).result()
+        raise LookupError
+    try:
+        assert worker not in [process.pid for process in multiprocessing.active_children()]
+        assert not multiprocessing.connection.wait([bystander.sentinel], 0.2)
+    finally:
+        bystander.kill()
+        bystander.join(30)
 
 
 def test_a_pool_of_processes(tmp_path):

@@ -1,13 +1,17 @@
 """Trained in turns: the same numbers as trained alone, with times that compare."""
 
+import os
+import signal
+from dataclasses import replace
+
 import pandas as pd
 import pytest
 
 from leancluster_core.experiments import timing
 from leancluster_core.experiments.config import TrainingConfig
 from leancluster_core.experiments.store import Store
-from leancluster_core.experiments.sweep import OutOfTime
-from leancluster_core.experiments.timing import alternated, train_alternating
+from leancluster_core.experiments.sweep import OutOfTime, dump_state, train_all
+from leancluster_core.experiments.timing import alternated, not_alternated, train_alternating
 from leancluster_core.experiments.training import Trainer, train
 from leancluster_core.samplers import TaskDistribution
 
@@ -81,15 +85,122 @@ def test_settings_wait_for_each_other(tmp_path, turns):
 
 def test_out_of_time_goes_on_from_a_checkpoint(tmp_path, turns, monkeypatch):
     store, configs = Store(tmp_path), pair()
-    clock = iter([0.0, 0.0, 0.0, 100.0])
-    monkeypatch.setattr(timing.time, "time", lambda: next(clock, 0.0))
+    monkeypatch.setattr(timing.time, "time", lambda: 100.0 if len(turns) >= 6 else 0.0)
     with pytest.raises(OutOfTime):
         train_alternating(configs, store=store, progress=False, minutes=1)
     assert not any(config in store for config in configs)
-    done = len(turns) - 2
-    assert done < 8
+    assert len(turns) == 2 + 4
+    goes_on_from_half(configs, store, turns)
+
+
+def goes_on_from_half(configs, store, turns):
+    """Two of the four blocks of each config are left, and the numbers are those of a run alone."""
     turns.clear()
     runs = train_alternating(configs, store=store, progress=False)
-    assert len(turns) - 2 == 8 - done
+    assert len(turns) == 2 + 4
     for run in runs:
         pd.testing.assert_frame_equal(numbers(run), numbers(train(run.config, progress=False)))
+        assert store.find_checkpoint(run.config) is None
+
+
+def test_out_of_time_begins_nothing(tmp_path, turns):
+    with pytest.raises(OutOfTime):
+        train_alternating(pair(), store=Store(tmp_path), progress=False, minutes=-1)
+    assert turns == []
+
+
+def test_waiting_for_another_process_ends_with_the_time(tmp_path):
+    store, configs = Store(tmp_path), pair()
+    with store.lock(configs[1]), pytest.raises(OutOfTime):
+        train_alternating(configs, store=store, progress=False, minutes=0.001)
+
+
+@pytest.mark.parametrize(
+    ("number", "stop"), [(signal.SIGTERM, SystemExit), (signal.SIGINT, KeyboardInterrupt)]
+)
+def test_a_signal_stops_at_a_checkpoint(tmp_path, turns, monkeypatch, number, stop):
+    """In the middle of a round, which is done to its end."""
+    advance = Trainer.advance
+
+    def advance_and_stop(trainer):
+        advance(trainer)
+        if len(turns) == 2 + 3:
+            os.kill(os.getpid(), number)
+
+    store, configs = Store(tmp_path), pair()
+    with monkeypatch.context() as patch, pytest.raises(stop):
+        patch.setattr(Trainer, "advance", advance_and_stop)
+        train_alternating(configs, store=store, progress=False)
+    assert len(turns) == 2 + 4
+    goes_on_from_half(configs, store, turns)
+
+
+def test_a_process_that_is_killed_loses_one_checkpoint_at_most(tmp_path, turns, monkeypatch):
+    """As the third round begins to be saved: the second is there, of all of them."""
+    save = Store.save_checkpoint
+
+    def die_at_step_30(store, configs, tensors, facts):
+        if facts["step"] == 30:
+            raise MemoryError
+        save(store, configs, tensors, facts)
+
+    store, configs = Store(tmp_path), pair()
+    monkeypatch.setattr(timing, "CHECKPOINT_SECONDS", -1.0)
+    with monkeypatch.context() as patch, pytest.raises(MemoryError):
+        patch.setattr(Store, "save_checkpoint", die_at_step_30)
+        train_alternating(configs, store=store, progress=False)
+    assert len(list(tmp_path.glob(".checkpoints/*.safetensors"))) == 1  # or one could be ahead
+    goes_on_from_half(configs, store, turns)
+
+
+def test_a_process_that_dies_between_two_runs_loses_nothing(tmp_path, turns, monkeypatch):
+    save = Store.save
+
+    def die_at_the_second(store, run):
+        if configs[0] in store:
+            raise MemoryError
+        save(store, run)
+
+    store, configs = Store(tmp_path), pair()
+    with monkeypatch.context() as patch, pytest.raises(MemoryError):
+        patch.setattr(Store, "save", die_at_the_second)
+        train_alternating(configs, store=store, progress=False)
+    assert not_alternated(configs, store) == configs
+    turns.clear()
+    runs = train_alternating(configs, store=store, progress=False)
+    assert len(turns) == 2 and all(alternated(run) for run in runs)
+
+
+def test_checkpoints_of_turns_and_of_batches_are_told_apart(tmp_path, turns, monkeypatch):
+    """A batch may go on from where turns have stopped, not the other way round."""
+    store, configs = Store(tmp_path), pair()
+    monkeypatch.setattr(timing.time, "time", lambda: 100.0 if len(turns) >= 6 else 0.0)
+    with pytest.raises(OutOfTime):
+        train_alternating(configs, store=store, progress=False, minutes=1)
+    turns.clear()
+    (run,) = train_all(configs[:1], store=store, device="cpu", progress=False)
+    assert len(turns) == 2
+    pd.testing.assert_frame_equal(numbers(run), numbers(train(run.config, progress=False)))
+    elsewhere = Store(tmp_path / "elsewhere")
+    for config in configs:
+        trainer = Trainer([config], "cpu")
+        trainer.advance()
+        elsewhere.save_checkpoint([config], *dump_state(trainer.state))
+    turns.clear()
+    train_alternating(configs, store=elsewhere, progress=False)
+    assert len(turns) == 2 + 8
+
+
+def test_what_took_turns_is_told_apart_setting_by_setting(tmp_path):
+    store, first, second = Store(tmp_path), pair(), pair(penalty=1.0)
+    assert not_alternated(first + second, store) == first + second
+    runs = train_alternating(first, store=store, progress=False)
+    store.save(train(second[0], progress=False))
+    assert not_alternated(first + second + first, store) == second
+    assert not_alternated(first[:1], store) == first[:1]  # alone it would be faster
+    store.save(replace(runs[1], weights=None))
+    assert not_alternated(first, store) == []
+    assert not_alternated(first, store, weights=True) == first
+    runs = train_alternating(first, store=store, weights=True, progress=False)
+    assert not_alternated(first, store, weights=True) == []
+    assert all(run.weights is not None for run in runs)

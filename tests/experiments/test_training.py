@@ -12,8 +12,9 @@ from leancluster_core import (
     lloyd_step,
     smoothed_kmeans_loss,
 )
-from leancluster_core.experiments import TrainingConfig, relative_loss, train, training
+from leancluster_core.experiments import Store, TrainingConfig, relative_loss, train, training
 from leancluster_core.experiments.streams import PURPOSES, random_stream
+from leancluster_core.experiments.sweep import dump_state, load_state
 from leancluster_core.experiments.training import TASK_BLOCK, Trainer, batch_key
 
 CONFIG = TrainingConfig(
@@ -259,6 +260,48 @@ def test_a_step_asks_the_device_for_no_value(monkeypatch, clipping):
     trainer._step(torch.rand(3, 4, 3, 24, device="meta"), torch.rand(3, 4, 3, 4, device="meta"))
     with pytest.raises(RuntimeError, match="meta"):
         float(trainer.state.tensors["summed_loss"][0])
+
+
+def test_a_state_from_the_disk_goes_to_the_device_with_its_history(tmp_path, monkeypatch):
+    """Or the next rows of history, made on the device, could not be stacked on it."""
+    monkeypatch.setattr(training, "resolve_device", torch.device)
+    trainer, store = Trainer([CONFIG], "cpu"), Store(tmp_path)
+    trainer.advance()
+    store.save_checkpoint([CONFIG], *dump_state(trainer.state))
+    state = load_state(store.checkpoint([CONFIG]), [CONFIG])
+    assert len(state.history) == 2 and not any(rows.is_meta for rows in state.history)
+    resumed = Trainer([CONFIG], "meta", state).state
+    assert all(tensor.is_meta for tensor in [*resumed.tensors.values(), *resumed.history])
+
+
+def test_elapsed_is_that_of_the_steps_on_a_device_that_works_behind(monkeypatch):
+    """A GPU that needs 1 s a step, 100 s to draw a block, 1000 s to evaluate, all in the queue."""
+    now = queued = 0
+
+    def takes(seconds):
+        def work(*arguments):
+            nonlocal queued
+            queued += seconds
+            return torch.zeros(3, TASK_BLOCK), torch.zeros(3, TASK_BLOCK)
+
+        return work
+
+    def synchronise(device):
+        nonlocal now, queued
+        now, queued = now + queued, 0
+
+    monkeypatch.setattr(training, "_draw", takes(100))
+    monkeypatch.setattr(Trainer, "_step", takes(1))
+    monkeypatch.setattr(Trainer, "_evaluate", takes(1000))
+    monkeypatch.setattr(torch.cuda, "synchronize", synchronise)
+    monkeypatch.setattr(training.time, "perf_counter", lambda: now)
+    trainer = Trainer([CONFIG], "cpu")
+    trainer.device = torch.device("cuda")
+    trainer.advance()
+    assert trainer.state.elapsed == TASK_BLOCK
+    trainer.advance()
+    assert trainer.state.elapsed == 2 * TASK_BLOCK
+    assert now > 2 * 100 + 4 * 1000
 
 
 def test_unknown_devices_are_refused_by_name():

@@ -147,6 +147,7 @@ RULES = {
     "gamma": float | None,
     "bias": bool,
     "families": [{"normal", "cauchy"}],
+    "sizes": [((1, 25), (1, 32))],
 }
 GOOD = {
     "scale": "smoke",
@@ -155,6 +156,7 @@ GOOD = {
     "gamma": None,
     "bias": False,
     "families": ["normal"],
+    "sizes": [[16, 16], [25, 32]],
 }
 
 
@@ -183,6 +185,10 @@ def test_good_parameters_pass():
         ("families", [], "families must be a list of at least one value"),
         ("families", "[normal]", "give papermill a list with -y"),
         ("families", ["norml"], r"did you mean 'normal'"),
+        ("sizes", [[16]], r"sizes must be a list of 2 numbers, got \[16\]"),
+        ("sizes", [[1, 2, 3]], "sizes must be a list of 2 numbers"),
+        ("sizes", [16, 16], "sizes must be a list of 2 numbers, got 16"),
+        ("sizes", [[16, 33]], r"sizes must be a whole number in \[1, 32\], got 33"),
     ],
 )
 def test_values_out_of_range_are_named(name, value, says):
