@@ -37,46 +37,59 @@ check_parameters(
 )
 
 # %% [markdown]
-# A config is written with the paper's values and then brought to the scale. What the store has is
-# not trained again.
+# Settings have the paper's values; `curve_configs` brings them to the scale. What the store has is
+# not trained again. Any field of `TrainingConfig` and `TaskDistribution` may be varied like this.
 
 # %%
-import pandas as pd
-
-from leancluster_core import TaskDistribution
-from leancluster_core.experiments import Store, TrainingConfig, train_all
-from leancluster_core.experiments.paths import results_root
-
-configs = [
-    TrainingConfig(
-        TaskDistribution(n_features=n_features), penalty=penalty, inverse_temperature=gamma
-    ).at_scale(scale)
-    for gamma in inverse_temperatures
-]
-runs = train_all(configs, store=Store(results_root() / scale))
-
-# %%
-frame = pd.concat(
-    run.history.assign(
-        embedding=run.config.embedding,
-        regularizer=run.config.regularizer,
-        inverse_temperature=run.config.inverse_temperature,
-    )
-    for run in runs
+from leancluster_core.experiments.grids import (
+    curve_configs,
+    curve_frame,
+    figure_runs,
+    grid,
 )
-frame.groupby("inverse_temperature")["relative_loss"].last()
+
+settings = grid(
+    inverse_temperature=inverse_temperatures,
+    n_features=n_features,
+    penalty=penalty,
+)
+configs = curve_configs(settings, embeddings=["binary"], regularizers=["l2"], scale=scale)
+runs = figure_runs(configs, scale)
+frame = curve_frame(runs)
 
 # %%
-from leancluster_core.experiments.pages import provenance_card, save_figure
+from leancluster_core.experiments.pages import (
+    provenance_card,
+    save_figure,
+    save_table,
+)
 from leancluster_core.experiments.plots import curve_caption, plot_convergence
+from leancluster_core.experiments.summary import (
+    convergence_alt,
+    describe_ends,
+    final_table,
+)
 
+panels = ["inverse_temperature"]
 save_figure(
-    plot_convergence(frame, columns="inverse_temperature", scale=scale),
+    plot_convergence(frame, columns=panels, scale=scale),
     output_dir,
     "inverse_temperature",
-    caption="Training with a sharper attention. "
-    + curve_caption(frame, ["relative_loss"], by=["inverse_temperature"], scale=scale),
-    alt="Training and relative loss against the step, one column for each inverse temperature",
+    caption=rf"Training with inverse temperatures $\gamma$. $d$ = {n_features}, $\tau$ = {penalty:g}, "
+    f"$n$ = {frame['n_points'].max()}, normal clusters. "
+    + curve_caption(frame, ["training_loss", "relative_loss"], by=panels, scale=scale),
+    alt=convergence_alt(frame, panels),
+)
+
+# %%
+describe_ends(frame, panels)
+
+# %%
+save_table(
+    final_table(frame, panels),
+    output_dir,
+    "inverse_temperature_final",
+    caption="Relative loss at the end of training: median over trials (first to third quartile).",
 )
 
 # %%

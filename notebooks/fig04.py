@@ -16,7 +16,7 @@
 # What is learned may depend on what is learned from. The paper trains on mixtures of five families.
 # Four of them, normal, gumbel, laplace and lognormal, have a mean and a variance; cauchy has
 # neither. After the features of a task are scaled to the unit cube, a few far points of a cauchy
-# task span the cube, and all the others crowd into a corner of it.
+# task span the cube, and all the others crowd into a small box somewhere inside.
 #
 # Larger tasks than in {doc}`fig02`: 32 dimensions and ten clusters, with a large penalty and with a
 # small one.
@@ -135,12 +135,12 @@ save_table(
 
 # %% [markdown]
 # Training and validation tasks are of the same family here; how a model does on another family than
-# its own is the question of Figure 8.
+# its own is the question of the paper's Figure 8.
 #
 # Why cauchy is different the paper leaves open, with a suspicion: the smoothed loss is a loose
 # bound where outliers set the scale. A few far points span the cube, all others lie close together,
 # and for these nearly all centres are about equally near: within $\tau$ of each other, so that the
-# smoothed loss does not tell them apart. Figure 5 measures how loose the bound is.
+# smoothed loss does not tell them apart. The paper's Figure 5 measures how loose the bound is.
 
 # %% [markdown]
 # ## The claims
@@ -160,7 +160,8 @@ save_verdicts(evaluate_claims("fig04", frame, scale=scale), output_dir)
 # - `families = ["normal", "cauchy"]` with `penalties = [0.1, 0.01, 0.001]`: does a penalty in
 #   proportion to cauchy's small distances help?
 # - `n_features = 4`: fewer dimensions, fewer outliers in a task.
-# - In a copy, `grid(scale=[0.05, 0.1, 0.2], ...)` varies how far the clusters overlap.
+# - In a copy, `grid(scale=[0.05, 0.1, 0.2], ...)` varies how far the clusters overlap, with "scale"
+#   among the columns and in `panels`.
 
 # %% tags=["hide-input"]
 provenance_card(scale, runs)

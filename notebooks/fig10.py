@@ -101,8 +101,8 @@ save_figure(
     plot_convergence(frame, rows=["n_features"], columns=["penalty"], scale=scale),
     output_dir,
     "fig10_penalty",
-    caption=r"The penalty $\tau$ (columns) in two dimensions $d$. Above the smoothed training loss, below the validation "
-    f"loss relative to one step of Lloyd's algorithm (dotted). $k$ = {n_clusters}, $n$ = {frame['n_points'].max()}, "
+    caption=r"The penalty $\tau$ (columns) for each dimension $d$ (pairs of rows): above the smoothed training loss, below the "
+    f"validation loss relative to one step of Lloyd's algorithm (dotted). $k$ = {n_clusters}, $n$ = {frame['n_points'].max()}, "
     "normal clusters. "
     + curve_caption(
         frame,
@@ -128,16 +128,16 @@ save_table(
 )
 
 # %% [markdown]
-# Smoothed losses with different penalties are different functions, so the upper row compares curves
-# within a panel, and only the lower row compares panels. The k-means loss in the lower row has no
-# penalty in it.
+# Smoothed losses with different penalties, or with different regularisers, are different functions
+# of the same centres. In the upper row of a pair only curves of one regulariser in one panel
+# compare; in the lower row all do, since the k-means loss has neither of the two in it.
 
 # %% [markdown]
 # ## The claims
 #
-# The number of points cancels in the relative loss, so it is the number of steps that makes our
-# runs smaller than the paper's in what matters here. Small penalties, which learn later, lose more
-# by it than large ones.
+# The relative loss depends little on the number of points where curves have settled ({doc}`fig13`),
+# so it is mostly the number of steps that makes our runs smaller than the paper's in what matters
+# here. Small penalties, which learn later, lose more by it than large ones.
 
 # %% tags=["hide-input"]
 from leancluster_core.experiments.claims import evaluate_claims, save_verdicts
@@ -150,8 +150,8 @@ save_verdicts(evaluate_claims("fig10", frame, scale=scale), output_dir)
 # - `penalties = [1.0, 0.1, 0.01, 0.001]`: where does a penalty get too small to learn with?
 # - `n_features = [4, 8, 16, 32]` with `penalties = [1.0]`: at which dimension does $\tau=1$ begin
 #   to do?
-# - An annealed penalty, which the paper leaves open, needs a change of `training.py`: the penalty
-#   enters the objective for each model.
+# - An annealed penalty, which the paper leaves open, needs a change of `training.py`, where the
+#   penalty enters the objective ({ref}`changing the package <change-the-package>`).
 
 # %% tags=["hide-input"]
 provenance_card(scale, runs)

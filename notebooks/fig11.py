@@ -14,8 +14,8 @@
 # # Figure 11: the learning rate
 #
 # All other experiments start Adam with the rate $\eta=0.01$. Is that a lucky choice? The paper
-# tries four rates, three orders of magnitude apart, in four and in 32 dimensions, for half as many
-# steps.
+# tries four rates that span three orders of magnitude, in four and in 32 dimensions, for half as
+# many steps.
 #
 # Adam's steps don't depend on the size of the gradient, so $\eta$ is about how far a weight moves
 # in a step. Weights start in $\pm 1/\sqrt{d_\mathrm{emb}}$, between 0.16 and 0.5 here: $\eta=1$
@@ -109,8 +109,8 @@ save_figure(
     ),
     output_dir,
     "fig11_learning_rate",
-    caption=r"The initial learning rate $\eta$ (columns) in two dimensions $d$. Above the smoothed training loss, below the "
-    f"validation loss relative to one step of Lloyd's algorithm (dotted). $k$ = {n_clusters}, $n$ = {frame['n_points'].max()}, "
+    caption=r"The initial learning rate $\eta$ (columns) for each dimension $d$ (pairs of rows): above the smoothed training "
+    f"loss, below the validation loss relative to one step of Lloyd's algorithm (dotted). $k$ = {n_clusters}, $n$ = {frame['n_points'].max()}, "
     rf"$\tau$ = {penalty:g}, normal clusters. "
     + curve_caption(
         frame,

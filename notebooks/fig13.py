@@ -17,7 +17,7 @@
 # paper varies the number of points of a task, in four and in 32 dimensions.
 #
 # A model's weights don't know how many points there are: one trained with 512 can be applied to 128
-# (this is Figure 12). Here each model is trained and validated with the same number.
+# (the paper's Figure 12 does). Here each model is trained and validated with the same number.
 
 # %% [markdown]
 # ## Parameters
@@ -104,8 +104,8 @@ save_figure(
     plot_convergence(frame, rows=["n_features"], columns=["n_points"], scale=scale),
     output_dir,
     "fig13_points",
-    caption="The number of points $n$ (columns) in two dimensions $d$. Above the smoothed training loss, a sum over points, below "
-    f"the validation loss relative to one step of Lloyd's algorithm (dotted). $k$ = {n_clusters}, "
+    caption="The number of points $n$ (columns) for each dimension $d$ (pairs of rows): above the smoothed training loss, a sum "
+    f"over points, below the validation loss relative to one step of Lloyd's algorithm (dotted). $k$ = {n_clusters}, "
     rf"$\tau$ = {penalty:g}, normal clusters. "
     + curve_caption(
         frame,
@@ -131,9 +131,9 @@ save_table(
 )
 
 # %% [markdown]
-# The smoothed loss is a sum over points, so it doubles with $n$; the relative loss is comparable
-# throughout. Lloyd's step, by which it is divided, gets better with more points too: its means have
-# less noise.
+# The smoothed loss is a sum over points, so it grows with $n$, though not quite in proportion: the
+# more points, the wider their range, by which a task is scaled to the unit cube. The relative loss
+# is comparable throughout.
 
 # %% [markdown]
 # ## The claims

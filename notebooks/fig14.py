@@ -19,7 +19,7 @@
 # dimensions at two penalties.
 #
 # It bears on the smoothing too: the wider the margin, the less the entropy's soft weights leak to
-# the other centres, and the less it should matter which of the two regularizers is used.
+# the other centres, and the less it should matter which of the two regularisers is used.
 
 # %% [markdown]
 # ## Parameters
@@ -100,8 +100,8 @@ save_figure(
     plot_convergence(frame, rows=["penalty"], columns=["n_features"], scale=scale),
     output_dir,
     "fig14_dimensions",
-    caption=r"The dimension $d$ (columns) at two penalties $\tau$. Above the smoothed training loss, below the validation "
-    f"loss relative to one step of Lloyd's algorithm (dotted). $k$ = {n_clusters}, $n$ = {frame['n_points'].max()}, "
+    caption=r"The dimension $d$ (columns) for each penalty $\tau$ (pairs of rows): above the smoothed training loss, below the "
+    f"validation loss relative to one step of Lloyd's algorithm (dotted). $k$ = {n_clusters}, $n$ = {frame['n_points'].max()}, "
     "normal clusters. "
     + curve_caption(
         frame,
@@ -134,7 +134,7 @@ save_table(
 # ## The claims
 #
 # Fewer steps at scale `laptop` show most where learning starts late. The claim compares
-# regularizers at equal steps, so both sides lose by it.
+# regularisers at equal steps, so both sides lose by it.
 
 # %% tags=["hide-input"]
 from leancluster_core.experiments.claims import evaluate_claims, save_verdicts

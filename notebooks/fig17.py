@@ -45,7 +45,7 @@ check_parameters(
     globals(),
     scale=list(SCALES),
     output_dir=str,
-    sizes=[[(1, 256)]],
+    sizes=[((1, 256), (1, 256))],
     n_points=[(8, 1_000_000)],
     penalty=(0.001, 1000.0),
     clipping_norm=(1e-6, 1e6),
@@ -168,8 +168,8 @@ save_verdicts(evaluate_claims("fig17", frame, scale=scale), output_dir)
 #
 # - `sizes = [[100, 32]]`: many clusters, where a one-hot token is four times as wide as its data.
 # - `embeddings = ["onehot", "binary", "none"]`: what does a token without any code save?
-# - In a copy, the literal attention (`backend="materialised"`) in `training.py` gives the paper's
-#   balance of costs.
+# - The literal attention (`backend="materialised"` where `training.py` makes its models) has the
+#   paper's balance of costs ({ref}`changing the package <change-the-package>`).
 
 # %% tags=["hide-input"]
 provenance_card(scale, runs)

@@ -13,8 +13,8 @@
 # %% [markdown]
 # # Table 2: what moves the stability bounds
 #
-# Why does a binary code train as well as it does? The paper answers with bounds: if the weights of an attention
-# change a little, its output changes at most by so much. Table 2 lists the terms of these bounds and says
+# Why do one-hot codes train faster than binary ones in few dimensions? The paper answers with bounds: if the weights of an
+# attention change a little, its output changes at most by so much. Table 2 lists the terms of these bounds and says
 # with an arrow whether a bound gets better or worse as the term grows.
 #
 # A bound can be checked in two ways. Its arrows follow from its formula, so we differentiate it. That
@@ -46,7 +46,7 @@ check_parameters(
     output_dir=str,
     dispersions=[(1e-3, 30.0)],
     n_scores=[(2, 1000)],
-    attention_sizes=[[(1, 256)]],
+    attention_sizes=[((1, 256), (1, 256), (1, 256))],
     seed=(0, 2**31),
 )
 
@@ -82,8 +82,9 @@ save_table(
 save_table(arrows, output_dir, "tab02_derivatives", caption="The derivatives behind the arrows.")
 
 # %% [markdown]
-# A term moves on its own here. In a model some move together: a longer code widens the tokens, which
-# improves the bounds through $d_\text{emb}$ and worsens them through $\rho$ and $\rho'$. {doc}`thm31` follows whole models.
+# A term moves on its own here. In a model some move together: one more bit of a binary code widens the tokens, which
+# improves the bounds through $d_\text{emb}$, and lengthens them, which worsens the bounds through $\rho$ and $\rho'$. A one-hot
+# code gets wider only. {doc}`thm31` follows whole models.
 #
 # ## The attacks
 #

@@ -56,7 +56,7 @@ check_parameters(
 # %% [markdown]
 # ## The models
 #
-# Trained models are taken from `results/`, or trained now: one for each embedding, with the L2 penalty. $G_2$ is the largest spectral norm of their four value matrices.
+# Trained models are taken from `results/`, or trained now: one for each code, with the L2 regulariser. $G_2$ is the largest spectral norm of their four value matrices.
 
 # %%
 import torch
@@ -119,7 +119,7 @@ save_table(
     ),
     output_dir,
     "tab03_center_norms",
-    caption=f"The largest squared norm of an embedded center at d = {n_features}.",
+    caption=f"The largest squared norm of an embedded centre at d = {n_features}.",
 )
 
 # %% [markdown]
@@ -173,7 +173,7 @@ save_verdicts(evaluate_claims("tab03", {"bounds": table}, scale=scale, run_keys=
 #
 # - `n_features = 32`: longer tokens. Are the trained models' $G_2$ smaller there?
 # - `penalty = 1.0`: a smoother loss. Do its models need values as large?
-# - In a copy, sample from other families: `TaskDistribution(family="cauchy")` pushes most points into one corner.
+# - In a copy, sample from other families: `TaskDistribution(family="cauchy")` crowds most points into a small part of the cube.
 
 # %% tags=["hide-input"]
 provenance_card(scale, runs)

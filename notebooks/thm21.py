@@ -85,6 +85,7 @@ moved, (maps,) = model(points, centers, return_attention=True)
 point_tokens, _ = model.layer(*model.tokens(points, centers))
 point_codes = point_tokens[0, 2:].mT
 error = float((moved - lloyd(points, centers, 1)).abs().max())
+difference = f" up to {error:.0e}" if error else ", to the last bit"
 
 # %% tags=["hide-input"]
 from leancluster_core.experiments.pages import provenance_card, save_figure, save_table
@@ -93,10 +94,10 @@ save_figure(
     plot_layer(points, centers, point_codes, model.codes, moved),
     output_dir,
     "thm21_layer",
-    caption="Tokens of a task in the plane before and after one layer, position as coordinates, code as color and marker. "
-    f"The new centers differ from Lloyd's by at most {error:.0e}.",
-    alt="Left: sixty grey points and three marked centers. Right: every point has the color of its nearest center, "
-    "and arrows lead the centers to the means of their points.",
+    caption="Tokens of a task in the plane before and after one layer, position as coordinates, code as colour and marker. "
+    f"The new centres are Lloyd's{difference}.",
+    alt="Left: sixty grey points and three marked centres. Right: every point has the colour of its nearest centre, "
+    "and arrows lead the centres to the means of their points.",
 )
 
 # %% [markdown]
@@ -151,7 +152,7 @@ save_table(
     output_dir,
     "thm21_random",
     caption=f"Layers against iterations 1 to {n_iterations} on random tasks, over k = {', '.join(map(str, clusters))}: the largest difference of any "
-    "coordinate of a center, whether all labels agree, and how many tasks broke an assumption and were replaced.",
+    "coordinate of a centre, whether all labels agree, and how many tasks broke an assumption and were replaced.",
 )
 
 # %% [markdown]
@@ -175,7 +176,7 @@ save_table(
     shown,
     output_dir,
     "thm21_real",
-    caption=f"Real data in float64: the largest difference of any coordinate of a center to scikit-learn's, after each of {n_iterations} iterations, in the data's own "
+    caption=f"Real data in float64: the largest difference of any coordinate of a centre to scikit-learn's, after each of {n_iterations} iterations, in the data's own "
     "units (the largest values of breast cancer are in the thousands), and whether all labels are the same.",
 )
 

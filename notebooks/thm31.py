@@ -98,8 +98,8 @@ save_figure(
     plot_smoothing(smoothing),
     output_dir,
     "thm31_smoothing",
-    caption=r"Two centers: how far the smoothed minimum lies above the exact one (left), and the weight that the farther "
-    r"center gets (right), against the margin, all in units of the penalty $\tau$.",
+    caption=r"Two centres: how far the smoothed minimum lies above the exact one (left), and the weight that the farther "
+    r"centre gets (right), against the margin, all in units of the penalty $\tau$.",
     alt=f"The gap of NE rises to {largest['entropy']:.2f} penalties and decays slowly; that of L2 rises to "
     f"{largest['l2']:.3f} and is zero from a margin of one penalty on.",
 )
@@ -211,6 +211,7 @@ axes = {
     "penalty": penalties_swept,
 }
 quick = scale == "smoke"
+n_tasks = 1 if quick else n_tasks
 effort = SCALES[scale]
 seeds = PAPER_SEEDS[: 1 if quick else effort.n_trials]
 measured = sensitivity_frame(
@@ -220,7 +221,7 @@ measured = sensitivity_frame(
     n_clusters=n_clusters,
     penalty=penalty,
     seeds=seeds,
-    n_tasks=1 if quick else n_tasks,
+    n_tasks=n_tasks,
     n_iterations=2 if quick else 10,
 )
 
@@ -232,7 +233,7 @@ save_figure(
     plot_sensitivity(of_centers, columns=swept),
     output_dir,
     "thm31_centers",
-    caption="Sensitivity of the new centers to the weights, untrained models: the paper's $\\varphi$ (top), ours without "
+    caption="Sensitivity of the new centres to the weights, untrained models: the paper's $\\varphi$ (top), ours without "
     "exponentials (middle), and the largest derivative found (bottom), as powers of ten. "
     f"Median and range over {len(seeds)} seeds, {n_tasks} tasks each, {scale} scale.",
     alt=f"The paper's bound spans powers of ten from {spans['log10_bound']['min']:.0f} to {spans['log10_bound']['max']:.0f}, "
@@ -321,13 +322,13 @@ end = medians.xs("loss", level="quantity")["log10_measured"].unstack("weights")
 fell = int((end["trained"] < end["untrained"]).sum())
 after = medians.xs("trained", level="weights")
 Markdown(
-    f"- *How loose.* Over the dimensions swept, the paper's $\\varphi$ exceeds the measured sensitivity of the centers by {slack.min():.0f} to {slack.max():.0f} orders of magnitude, "
+    f"- *How loose.* Over the dimensions swept, the paper's $\\varphi$ exceeds the measured sensitivity of the centres by {slack.min():.0f} to {slack.max():.0f} orders of magnitude, "
     f"ours by {ours.min():.1f} to {ours.max():.1f}.\n"
-    f"- *Codes.* The measured sensitivity of the centers is smaller for one-hot codes than for binary ones at $d$ = {', '.join(lower) or 'none'} "
+    f"- *Codes.* The measured sensitivity of the centres is smaller for one-hot codes than for binary ones at $d$ = {', '.join(lower) or 'none'} "
     f"of {', '.join(f'{d:g}' for d in of_d.index)} (medians), as the paper's order has it. Over all sweeps the two codes differ by at most a factor of {spread['centers']:.1f} for the "
-    f"centers and {spread['loss']:.1f} for the loss.\n"
+    f"centres and {spread['loss']:.1f} for the loss.\n"
     f"- *Clusters.* For one-hot codes, from $k$ = {by_k.index[0]:g} to {by_k.index[-1]:g}, $\\varphi$ goes from $10^{{{by_k['log10_bound'].iloc[0]:.0f}}}$ to "
-    f"$10^{{{by_k['log10_bound'].iloc[-1]:.0f}}}$, the measured sensitivity of the centers from {by_k['measured'].iloc[0]:.2g} to {by_k['measured'].iloc[-1]:.2g}.\n"
+    f"$10^{{{by_k['log10_bound'].iloc[-1]:.0f}}}$, the measured sensitivity of the centres from {by_k['measured'].iloc[0]:.2g} to {by_k['measured'].iloc[-1]:.2g}.\n"
     f"- *Penalty.* From $\\tau$ = {by_tau.index[-1]:g} to {by_tau.index[0]:g} the bound on the loss (NE) goes from $10^{{{by_tau['log10_bound'].iloc[-1]:.0f}}}$ to "
     f"$10^{{{by_tau['log10_bound'].iloc[0]:.0f}}}$, the measured sensitivity from {by_tau['measured'].iloc[-1]:.0f} to {by_tau['measured'].iloc[0]:.0f}.\n"
     f"- *Training.* Queries and keys grow to $G_1$ = {after['qk_norm'].min():.1f} to {after['qk_norm'].max():.1f}, which lifts the paper's bounds to powers of ten between "
@@ -359,7 +360,7 @@ save_verdicts(
 #
 # - `n_features = 32`: does the number of clusters still matter for the measured sensitivity?
 # - `inverse_temperatures_swept = [100.0, 1000.0, 10000.0]`: toward the hardmax of Theorem 2.1, where derivatives vanish or explode.
-# - `penalty = 1.0` and `n_features_trained = [4]`: models that did not learn. Are they less sensitive?
+# - `penalty = 1.0` and `n_features_trained = [4]`: models that stay above Lloyd's step. Are they less sensitive?
 
 # %% tags=["hide-input"]
 provenance_card(scale, runs)
