@@ -312,9 +312,10 @@ def test_bad_arguments_are_refused_by_name(change, error, message):
 def test_one_far_key_costs_the_others_no_accuracy(backend, far):
     q, k, v = tokens(m=40, r=8, e=2, batch=(), dtype=torch.float32)
     k[3] = far
-    expected = torch.softmax(
-        -10 / math.sqrt(2) * (q.double()[:, None] - k.double()).square().sum(-1), -1
-    ) @ v.double()
+    expected = (
+        torch.softmax(-10 / math.sqrt(2) * (q.double()[:, None] - k.double()).square().sum(-1), -1)
+        @ v.double()
+    )
     found = distance_attention(q, k, v, inverse_temperature=10.0, backend=backend)
     torch.testing.assert_close(found.double(), expected, atol=1e-5, rtol=0)
 
