@@ -93,7 +93,7 @@ def errors(case: Case) -> tuple[bool, dict[str, tuple[float, float]]]:
         found[model.backend] = relative_error(
             outcome(model, points, model(points, centers)), expected
         )
-    return model._needs_float64(points, centers), found
+    return model._needs_float64(points, centers, model._largest_square_norm()), found
 
 
 @contextmanager

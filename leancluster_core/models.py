@@ -155,9 +155,9 @@ class ClusteringTransformer(nn.Module):
         """
         points, centers = self._checked(points, centers)
         with torch.autocast(points.device.type, enabled=False):
-            result = None
-            if not self._needs_float64(points, centers):
-                result = self._transform(points, centers, return_attention)
+            result, allowed = None, self._largest_square_norm()
+            if not self._needs_float64(points, centers, allowed):
+                result = self._transform(points, centers, return_attention, allowed)
             if result is None:
                 wide = self._in_float64()._transform(points, centers, return_attention)
                 result = tree_map(Tensor.float, wide)
@@ -173,11 +173,11 @@ class ClusteringTransformer(nn.Module):
         return twin
 
     def _transform(
-        self, points: Tensor, centers: Tensor, return_attention: bool
+        self, points: Tensor, centers: Tensor, return_attention: bool, allowed: float = math.inf
     ) -> Tensor | tuple[Tensor, list[tuple[Tensor, ...]]] | None:
-        """:meth:`forward`, checked, in the parameters' dtype; None where that doesn't suffice."""
+        """:meth:`forward` in the parameters' dtype; None where a token's squared norm passes what
+        is allowed."""
         point_tokens, center_tokens = self.tokens(points, centers)
-        largest = self._largest_square_norm()
         maps = []
         for layer in range(self.n_layers):
             if return_attention:
@@ -186,9 +186,9 @@ class ClusteringTransformer(nn.Module):
                 point_tokens, center_tokens, overwrite=layer > 0
             )
             for tokens in (point_tokens, center_tokens):
-                if largest < math.inf and tokens.numel():
+                if allowed < math.inf and tokens.numel():
                     square_norms = tokens.detach().square().sum(-2).nan_to_num(0, 0)
-                    if float(square_norms.amax()) > largest:
+                    if float(square_norms.amax()) > allowed:
                         return None
         result = center_tokens[..., : self.n_features, :].mT
         if self.n_trials is None:
@@ -217,9 +217,11 @@ class ClusteringTransformer(nn.Module):
         return points, centers
 
     @torch.no_grad()
-    def _needs_float64(self, points: Tensor, centers: Tensor) -> bool:
-        """Whether the accuracy that the class promises is out of float32's reach at once."""
-        allowed = self._largest_square_norm()
+    def _needs_float64(self, points: Tensor, centers: Tensor, allowed: float) -> bool:
+        """Whether the accuracy that the class promises is out of float32's reach from the start.
+
+        allowed: :meth:`_largest_square_norm`.
+        """
         if math.isinf(allowed):
             return False
         largest = max(
@@ -236,7 +238,7 @@ class ClusteringTransformer(nn.Module):
         projections = torch.stack([self.query, self.key]).double().nan_to_num(0, 0, 0)
         gain = float(torch.linalg.matrix_norm(projections, 2).amax())
         slope = self._scale * gain**2
-        return LARGEST_SCORE / slope if slope else math.inf
+        return LARGEST_SCORE / slope if slope else torch.finfo(torch.float64).max
 
     def tokens(self, points: Tensor, centers: Tensor) -> tuple[Tensor, Tensor]:
         """Token columns for :meth:`layer`: points (R, ..., d, n) and centers (R, ..., e, k).

@@ -72,8 +72,11 @@ def test_layers_and_values_that_enlarge_the_tokens_cost_no_accuracy(n_layers, va
 def test_data_in_the_unit_cube_stay_in_float32_and_others_come_back_in_it():
     points, centers = TaskDistribution().sample((2,), generator=torch.Generator().manual_seed(0))
     model = ClusteringTransformer(4, 6, generator=torch.Generator().manual_seed(0))
-    assert not model._needs_float64(points, centers)
-    assert model._needs_float64(points + 10, centers + 10)
+    allowed = model._largest_square_norm()
+    assert not model._needs_float64(points, centers, allowed)
+    assert model._needs_float64(points + 10, centers + 10, allowed)
+    flat = ClusteringTransformer(4, 6, inverse_temperature=0.0)
+    assert flat._needs_float64(points + 10, centers + 10, flat._largest_square_norm())
     result, maps = model(points + 10, centers + 10, return_attention=True)
     assert result.dtype == torch.float32
     assert all(weights.dtype == torch.float32 for layer in maps for weights in layer)
