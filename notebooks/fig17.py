@@ -102,8 +102,10 @@ from leancluster_core.experiments.pages import (
 )
 from leancluster_core.experiments.plots import curve_caption, plot_convergence
 from leancluster_core.experiments.summary import (
+    SHORT_NAMES,
     convergence_alt,
     describe_ends,
+    final_losses,
     final_table,
 )
 
@@ -142,6 +144,22 @@ save_table(
     output_dir,
     "fig17_final",
     caption="Relative loss at the end of training: median over trials (first to third quartile).",
+)
+
+# %% tags=["hide-input"]
+from leancluster_core.experiments.config import EMBEDDING_LABELS
+
+seconds = final_losses(frame, panels).groupby([*panels, "embedding"], sort=False)
+times = seconds["seconds"].mean().unstack("embedding")[embeddings]
+first, *others = (EMBEDDING_LABELS[name] for name in embeddings)
+times = times.rename(columns=EMBEDDING_LABELS).reset_index()
+save_table(
+    times.assign(**{f"{name} / {first}": times[name] / times[first] for name in others})
+    .rename(columns=SHORT_NAMES)
+    .rename_axis(columns=None),
+    output_dir,
+    "fig17_seconds",
+    caption="Seconds that all training steps took, all trials together, and their ratio.",
 )
 
 # %% [markdown]
