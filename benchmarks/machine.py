@@ -16,10 +16,11 @@ from leancluster_core.experiments.provenance import commit, device_name
 RESULTS = Path(__file__).parents[1] / "results" / "benchmarks"
 
 
-def describe(device: str = "cpu") -> str:
-    """One line: device, threads, versions, commit."""
+def describe(device: str = "cpu", threads: bool = True) -> str:
+    """One line: device, threads (unless a table tells them), versions, commit."""
+    used = f", {torch.get_num_threads()} thread(s)" if threads else ""
     return (
-        f"{device_name(torch.device(device))}, {torch.get_num_threads()} thread(s), "
+        f"{device_name(torch.device(device))}{used}, "
         f"torch {torch.__version__}, Python {platform.python_version()}, commit {commit()}"
     )
 
@@ -52,10 +53,11 @@ def softmax_entries() -> float:
 
 def save(name: str, rows: Sequence[dict[str, Any]]) -> None:
     """Write rows of results, and the machine that they are from, beside the tracked results."""
+    machine = describe(threads="threads" not in rows[0])
     RESULTS.mkdir(parents=True, exist_ok=True)
     with (RESULTS / f"{name}.csv").open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow([name.replace("_", " ") for name in rows[0]])  # the book shows these
         writer.writerows(row.values() for row in rows)
-    (RESULTS / f"{name}.txt").write_text(describe() + "\n", encoding="utf-8")
+    (RESULTS / f"{name}.txt").write_text(machine + "\n", encoding="utf-8")
     print(f"saved {name}.csv")

@@ -258,12 +258,16 @@ def _materialised_weights(queries: Tensor, keys: Tensor, scale: float) -> Tensor
 
 def _by_differences(queries: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
     """Rows as in :func:`_materialised_weights`; for scales at which the product form is noise."""
+    dtype = values.dtype
+    largest = max(float(t.detach().abs().amax()) if t.numel() else 0.0 for t in (queries, keys))
+    power = 2.0 ** max(0, math.frexp(largest)[1] - 1)  # squares of what is left cannot overflow
+    queries, keys, values = queries.double() / power, keys.double() / power, values.double()
     distances = (queries.unsqueeze(-2) - keys.unsqueeze(-3)).square().sum(-1)
     smallest = distances.detach().amin(-1, keepdim=True)
-    scale = min(scale, torch.finfo(queries.dtype).max)
+    limits = torch.finfo(torch.float64)
     # The clamp keeps -inf, whose gradient is NaN, out of the softmax.
-    scores = (-scale * (distances - smallest)).clamp_min(torch.finfo(queries.dtype).min)
-    return torch.softmax(scores, -1) @ values
+    scores = -min(scale, limits.max) * (distances - smallest) * power * power
+    return (torch.softmax(scores.clamp_min(limits.min), -1) @ values).to(dtype)
 
 
 def distance_attention(
@@ -285,7 +289,7 @@ def distance_attention(
     result doesn't depend on a common shift of queries and keys. Where inverse_temperature *
     |token|^2 / sqrt(e) passes 2^9, float32 input is computed in float64, and past 2^38 by
     differences, which takes (m, r, e) memory. "fused" has first derivatives only. autocast has no
-    effect.
+    effect on the forward pass.
 
     Raises ValueError for NaN or infinite entries, no key, widths or lengths that don't match,
     a negative inverse_temperature, an unknown backend.
@@ -322,10 +326,14 @@ def distance_attention(
 def _attend(queries: Tensor, keys: Tensor, values: Tensor, scale: float, backend: str) -> Tensor:
     """:func:`distance_attention` of one dtype and batch shape, in a precision that suffices."""
     dtype = queries.dtype
-    reach = _score_magnitude(queries, keys, scale)
-    if reach > LARGEST_SCORE[torch.float64]:
+    square = _largest_square(queries, keys)
+
+    def suffices(dtype: torch.dtype) -> bool:  # False for NaN, where the scale is 0 and squares inf
+        return scale * square <= LARGEST_SCORE[dtype] and square <= torch.finfo(dtype).max / 16
+
+    if not suffices(torch.float64):
         return _by_differences(queries, keys, values, scale)
-    working = torch.float64 if reach > LARGEST_SCORE[dtype] else dtype
+    working = dtype if suffices(dtype) else torch.float64
     queries, keys, values = (t.to(working) for t in (queries, keys, values))
     if backend == "materialised":
         return (_materialised_weights(queries, keys, scale) @ values).to(dtype)
@@ -334,11 +342,10 @@ def _attend(queries: Tensor, keys: Tensor, values: Tensor, scale: float, backend
     return _fused(q, k, v, scale).mT.to(dtype)
 
 
-def _score_magnitude(queries: Tensor, keys: Tensor, scale: float) -> float:
-    """Largest term of the product form after centring, in float64."""
+def _largest_square(queries: Tensor, keys: Tensor) -> float:
+    """Largest squared norm of a token after centring, in float64."""
     shift = keys.detach().double().mean(-2, keepdim=True)
-    largest = max(
+    return max(
         float((tokens.detach().double() - shift).square().sum(-1).amax()) if tokens.numel() else 0.0
         for tokens in (queries, keys)
     )
-    return scale * largest

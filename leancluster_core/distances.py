@@ -83,7 +83,8 @@ def nearest_centers(points: Tensor, centers: Tensor) -> Tensor:
     points: (..., n, d); centers: (..., k, d) with 1 <= k <= n. Returns int64 (..., n), the same
     labels as ``squared_distances(points, centers).argmin(-1)``, also far from the origin, without
     memory for n x k distances. A task with entries so large or so small that their squares leave
-    the dtype's range is scaled by a power of two first. Not differentiable; autocast has no effect.
+    the dtype's range is scaled by a power of two first (and what is then too small to see counts as
+    0). Not differentiable; autocast has no effect.
 
     Raises ValueError or TypeError for NaN or infinite entries, wrong rank, different d, k > n.
     """

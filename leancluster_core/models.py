@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 import math
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +27,8 @@ from leancluster_core.embeddings import EMBEDDINGS, cluster_codes, code_width
 from leancluster_core.hardmax import _hardmax_attention, _hardmax_update
 
 BACKENDS = ("absorbed", "fused", "materialised")
+
+M = TypeVar("M", bound=nn.Module)
 
 # Up to here, one wide product over all tasks beats a narrow one for each.
 FEW_TOKENS = 32
@@ -63,7 +65,8 @@ class ClusteringTransformer(nn.Module):
     gamma / sqrt(e) * (largest spectral norm of Q and K)^2 * (largest norm of a token)^2 passes
     LARGEST_SCORE in any layer, a float32 model computes in float64 inside and returns float32.
     :meth:`layer`, and with it the training loop, does not check: its data are in the unit cube, and
-    a step forgives what a test does not. autocast has no effect.
+    a step forgives what a test does not. Under autocast the model computes as without it; backward
+    belongs outside, as torch advises.
 
     Attributes: query, key, value (*trials, 4, e, e), applied as ``weight @ token``;
     query_bias, key_bias, value_bias (*trials, 4, e) or None; codes (k, c).
@@ -159,18 +162,9 @@ class ClusteringTransformer(nn.Module):
             if not self._needs_float64(points, centers, allowed):
                 result = self._transform(points, centers, return_attention, allowed)
             if result is None:
-                wide = self._in_float64()._transform(points, centers, return_attention)
+                wide = _in_float64(self)._transform(points, centers, return_attention)
                 result = tree_map(Tensor.float, wide)
         return result
-
-    def _in_float64(self) -> ClusteringTransformer:
-        """A twin whose weights are these in float64. This model is left alone: other threads may
-        be using it."""
-        twin = copy.copy(self)
-        for kind in ("_parameters", "_buffers"):
-            tensors = self.__dict__[kind].items()
-            twin.__dict__[kind] = {n: t if t is None else t.double() for n, t in tensors}
-        return twin
 
     def _transform(
         self, points: Tensor, centers: Tensor, return_attention: bool, allowed: float = math.inf
@@ -260,12 +254,13 @@ class ClusteringTransformer(nn.Module):
 
         overwrite: the result may take the memory of points (which exact mode makes use of).
         """
-        if math.isinf(self.inverse_temperature):
-            return self._layer_to_nearest(points, centers, overwrite)
-        moved = self._attend(POINTS_TO_CENTERS, points, centers, points)
-        points = self._attend(POINTS_TO_POINTS, points, points, moved)
-        moved = self._attend(CENTERS_TO_CENTERS, centers, centers, centers)
-        return points, self._attend(CENTERS_TO_POINTS, centers, points, moved)
+        with torch.autocast(points.device.type, enabled=False):
+            if math.isinf(self.inverse_temperature):
+                return self._layer_to_nearest(points, centers, overwrite)
+            moved = self._attend(POINTS_TO_CENTERS, points, centers, points)
+            points = self._attend(POINTS_TO_POINTS, points, points, moved)
+            moved = self._attend(CENTERS_TO_CENTERS, centers, centers, centers)
+            return points, self._attend(CENTERS_TO_POINTS, centers, points, moved)
 
     @torch.no_grad()
     def _layer_to_nearest(
@@ -399,6 +394,23 @@ class ClusteringTransformer(nn.Module):
         queries = 2 * self._scale * ((key.mT @ query) @ centred + key.mT @ offset)
         norms = torch.linalg.vecdot(centred, (key.mT @ key) @ centred, dim=-2).unsqueeze(-2)
         return _product_attention(queries, centred, -self._scale * norms, tokens)
+
+
+def _in_float64(module: M) -> M:
+    """A twin whose weights are the module's in float64, submodules (of a fork, say) included.
+
+    The module is left alone, since other threads may be using it.
+    """
+    twin = type(module).__new__(type(module))
+    twin.__dict__.update(module.__dict__)
+    for kind in ("_parameters", "_buffers"):
+        tensors = module.__dict__[kind].items()
+        twin.__dict__[kind] = {
+            n: t.double() if t is not None and t.is_floating_point() else t for n, t in tensors
+        }
+    parts = module._modules.items()
+    twin.__dict__["_modules"] = {n: None if m is None else _in_float64(m) for n, m in parts}
+    return twin
 
 
 def _apply(weight: Tensor, tokens: Tensor) -> Tensor:

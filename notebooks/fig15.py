@@ -157,9 +157,7 @@ save_table(
 )
 
 # %% [markdown]
-# What has to be told apart grows with $k$, while each cluster has fewer of the same $n$ points. What
-# there is to gain does not grow: from random centres, twenty steps of Lloyd's algorithm improve on
-# its first one no more with many clusters than with few.
+# What has to be told apart grows with $k$, while each cluster has fewer of the same $n$ points.
 
 # %% [markdown]
 # ### With the gradient clipped

@@ -321,6 +321,22 @@ def test_one_far_key_costs_the_others_no_accuracy(backend, far):
 
 
 @pytest.mark.parametrize("backend", attention.BACKENDS)
+@pytest.mark.parametrize("dtype,factor", [
+    (torch.float32, 1e20), (torch.float32, 1e38), (torch.float64, 1e160), (torch.float64, 1e307),
+])  # fmt: skip
+def test_tokens_whose_squares_overflow_go_to_the_nearest_key(backend, dtype, factor):
+    q, k, v = tokens(batch=(), dtype=dtype)
+    expected = distance_attention(q, k, v, inverse_temperature=math.inf)
+    for gamma in (1e-3, 1.0, 1e300):
+        found = distance_attention(
+            q * factor, k * factor, v, inverse_temperature=gamma, backend=backend
+        )
+        torch.testing.assert_close(found, expected)
+    equal = distance_attention(q * factor, k * factor, v, inverse_temperature=0.0, backend=backend)
+    torch.testing.assert_close(equal, v.mean(0).expand_as(equal))
+
+
+@pytest.mark.parametrize("backend", attention.BACKENDS)
 @pytest.mark.parametrize("gamma", [1.0, math.inf])
 def test_nothing_to_compute_gives_nothing(backend, gamma):
     for m, v, batch in ((0, 3, ()), (4, 0, (2,)), (4, 3, (0,))):

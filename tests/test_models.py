@@ -5,9 +5,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
+from torch.nn.utils.parametrize import register_parametrization
 
 from leancluster_core import ClusteringTransformer, TaskDistribution, embed, lloyd_transformer
 from leancluster_core.embeddings import EMBEDDINGS
+from leancluster_core.experiments import multi_step
 from leancluster_core.models import BACKENDS
 
 
@@ -127,12 +129,36 @@ def test_float64_inside_is_no_business_of_other_threads_or_hooks():
     assert len(calls) == 40
 
 
+class WithFeedForward(ClusteringTransformer):
+    """A fork with a submodule."""
+
+    def __init__(self, *sizes):
+        super().__init__(*sizes, generator=generator(1))
+        self.feed_forward = torch.nn.Linear(self.embedding_dim, self.embedding_dim)
+        torch.nn.init.eye_(self.feed_forward.weight)
+        torch.nn.init.zeros_(self.feed_forward.bias)
+
+    def layer(self, points, centers, *, overwrite=False):
+        points, centers = super().layer(points, centers, overwrite=overwrite)
+        return points, self.feed_forward(centers.mT).mT
+
+
+def test_forks_compute_in_float64_too():
+    points, centers = (10 * t for t in task())
+    model = ClusteringTransformer(3, 5, generator=generator(1))
+    expected = model(points, centers)
+    torch.testing.assert_close(WithFeedForward(3, 5)(points, centers), expected)
+    register_parametrization(model, "query", torch.nn.Identity())
+    torch.testing.assert_close(model(points, centers), expected)
+
+
 def test_autocast_has_no_effect():
     points, centers = task()
     model = ClusteringTransformer(3, 5, generator=generator(1))
     with torch.autocast("cpu", torch.bfloat16):
-        found = model(points, centers)
-    assert torch.equal(found, model(points, centers))
+        found = model(points, centers), multi_step(model, points, centers, 2)
+    assert torch.equal(found[0], model(points, centers))
+    assert torch.equal(found[1], multi_step(model, points, centers, 2))
 
 
 def test_trials_are_independent_models():

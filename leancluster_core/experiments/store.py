@@ -200,12 +200,13 @@ class Store:
         """
         found = [
             (facts["step"], path)
-            for path, facts in self._checkpoints()
+            for path, facts in self.checkpoints()
             if config.key in facts["keys"]
         ]
         return max(found)[::-1] if found else None
 
-    def _checkpoints(self) -> Iterator[tuple[Path, dict[str, Any]]]:
+    def checkpoints(self) -> Iterator[tuple[Path, dict[str, Any]]]:
+        """Files of all checkpoints, with "step" and "keys" of their configs."""
         for path in sorted(self.root.glob(".checkpoints/*.safetensors")):
             try:
                 facts = _checkpoint_facts(path)
@@ -220,7 +221,7 @@ class Store:
     def discard_checkpoints(self, configs: Iterable[TrainingConfig]) -> None:
         """Remove the checkpoints of configs that have just been stored, unless others need them."""
         keys = {config.key for config in configs}
-        for path, facts in self._checkpoints():
+        for path, facts in self.checkpoints():
             stored = all((self.root / key).is_dir() for key in facts["keys"])
             if stored and not keys.isdisjoint(facts["keys"]):
                 for leftover in path.parent.glob(f"{path.stem}.*"):

@@ -157,11 +157,12 @@ def describe_rises(frame: pd.DataFrame, by: Sequence[str]) -> Shown:
     A trial blows up where its relative loss rises by more than BLOW_UP from one evaluation to the
     next; a loss that is not finite is a rise as well.
     """
-    path = frame.sort_values("step").assign(
-        relative_loss=lambda rows: rows["relative_loss"].fillna(math.inf)
-    )
-    trials = path.groupby([*by, "key", "trial"], sort=False)["relative_loss"]
-    rises = trials.agg(lambda losses: losses.diff().max())
+
+    def largest_rise(losses: pd.Series) -> float:
+        return float(losses.diff().max()) if np.isfinite(losses).all() else math.inf
+
+    trials = frame.sort_values("step").groupby([*by, "key", "trial"], sort=False)["relative_loss"]
+    rises = trials.agg(largest_rise)
     parts = [
         f"{', '.join(plain(name) for name in names)}: {int((group > BLOW_UP).sum())} of "
         f"{len(group)} trials (largest rise {_number(group.max())})"

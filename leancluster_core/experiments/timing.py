@@ -126,7 +126,8 @@ def _train_group(
 def _trainers(group: Sequence[TrainingConfig], store: Store, device: str) -> list[Trainer]:
     """From the checkpoint of all of them, or all from the start: only so have they taken turns."""
     path = store.checkpoint(group)
-    states = [load_state(path, [config]) if path.exists() else None for config in group]
+    there = path in dict(store.checkpoints())
+    states = [load_state(path, [config]) if there else None for config in group]
     return [Trainer([c], device, state) for c, state in zip(group, states, strict=True)]
 
 

@@ -108,11 +108,12 @@ def test_blow_ups_are_counted_by_jumps_not_by_ends():
         history([3.0, 2.0, 1.5], clipped="no", key="a", trial=0),  # slow
         history([1.8, 5.4, 0.9], clipped="no", key="a", trial=1),  # up, and down again
         history([1.8, math.nan, math.nan], clipped="no", key="b", trial=0),
+        history([math.inf, math.inf, math.inf], clipped="no", key="b", trial=1),
         history([1.8, 1.9, 0.9], clipped="yes", key="c", trial=0),
     ])  # fmt: skip
     assert describe_rises(frame.sample(frac=1, random_state=0), ["clipped"]).data["text/plain"] == (
         "Trials whose relative loss rose by more than 1 from one evaluation to the next: "
-        "no: 2 of 3 trials (largest rise inf); yes: 0 of 1 trials (largest rise 0.100)."
+        "no: 3 of 4 trials (largest rise inf); yes: 0 of 1 trials (largest rise 0.100)."
     )
 
 
