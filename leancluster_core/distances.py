@@ -127,15 +127,16 @@ def _center(points: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class _Block:
-    """Some tasks' centered points as columns.
+    """Some tasks' centered points as columns, or one task's in equal parts, one for each thread:
+    every operation then gives a thread the part that is in its core's cache already.
 
     The row of ones below them is for the counts in sums by label.
     """
 
     tasks: slice
     rows: slice
-    columns: Tensor  # (tasks, d + 1, rows), in the dtype to multiply in
-    slack: Tensor  # (tasks, 1, rows), the bound's term in ||x||^2
+    columns: Tensor  # (parts, d + 1, columns), in the dtype to multiply in
+    slack: Tensor  # (parts, 1, columns), the bound's term in ||x||^2
 
 
 def _centered_blocks(points: Tensor, shift: Tensor, n_clusters: int) -> Iterator[_Block]:
@@ -149,7 +150,10 @@ def _centered_blocks(points: Tensor, shift: Tensor, n_clusters: int) -> Iterator
         tasks = slice(task, task + n_together)
         for row in range(0, n_points, n_rows):
             rows = slice(row, row + n_rows)
-            part = points[tasks, rows].mT
+            part = points[tasks, rows]
+            if n_together == 1:
+                part = part.reshape(_n_parts(part), -1, n_features)
+            part = part.mT
             columns = part.new_ones((part.shape[0], n_features + 1, part.shape[2]), dtype=dtype)
             torch.sub(part, shift[tasks].mT, out=columns[:, :-1])
             slack = columns[:, :-1].square().sum(-2, keepdim=True)
@@ -157,6 +161,12 @@ def _centered_blocks(points: Tensor, shift: Tensor, n_clusters: int) -> Iterator
             vanishing = 4 * tolerance / torch.finfo(points.dtype).eps
             slack.mul_(10 * tolerance).add_(vanishing * torch.finfo(points.dtype).tiny)
             yield _Block(tasks, rows, columns, slack)
+
+
+def _n_parts(rows: Tensor) -> int:
+    """In how many equal parts (of a multiple of 64) threads share the rows (1, n, d) of a block."""
+    n_threads = torch.get_num_threads() if rows.device.type == "cpu" else 1
+    return max(1, math.gcd(rows.shape[1], 64 * n_threads) // 64)
 
 
 def _has_precise_products() -> bool:
@@ -194,7 +204,7 @@ def _proven_labels(
             memory = columns.new_empty(math.prod(shape))
         scores = torch.baddbmm(
             squares[tasks].to(columns),
-            factors[tasks].to(columns),
+            factors[tasks].to(columns).expand(len(columns), -1, -1),
             columns[:, :-1],
             out=memory[: math.prod(shape)].view(shape),
         )
@@ -203,7 +213,7 @@ def _proven_labels(
         # 1 where a center may be the nearest, else 0. Written over the scores, as floats: five
         # times faster than booleans, and what happens to it next is a product.
         near = torch.le(scores, near_enough, out=scores)
-        code_sums[tasks, rows] = codes.to(columns) @ near
+        code_sums[tasks, rows] = (codes.to(columns) @ near).reshape(code_sums[tasks, rows].shape)
     undecided = code_sums >= 2 * n_clusters
     labels = code_sums.to(torch.int64).sub_(n_clusters)
     return labels.masked_fill_(undecided, 0), undecided

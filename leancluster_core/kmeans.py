@@ -145,9 +145,9 @@ def _means(
     n_tasks, n_clusters, n_features = centers.shape
     sums = centers.new_zeros((n_tasks, n_features + 1, n_clusters), dtype=torch.float64)
     for block in blocks:
-        sums[block.tasks] += sums_by_label(
-            block.columns, labels[block.tasks, block.rows], n_clusters
-        )
+        own = labels[block.tasks, block.rows].reshape(len(block.columns), -1)
+        of_parts = sums_by_label(block.columns, own, n_clusters)
+        sums[block.tasks] += of_parts.view(len(sums[block.tasks]), -1, *sums.shape[1:]).sum(1)
     # The last row of each block holds ones: its sum is the number of points.
     totals, counts = sums[:, :-1].transpose(-2, -1), sums[:, -1, :, None]
     means = (totals / counts.clamp_min(1) + shift).to(centers.dtype)

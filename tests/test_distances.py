@@ -155,6 +155,21 @@ def test_labels_with_outliers_and_blocks() -> None:
     )
 
 
+@pytest.mark.parametrize("threads,parts", [(1, {1}), (2, {1, 2}), (3, {1}), (4, {1, 4})])
+def test_labels_do_not_depend_on_the_threads(threads: int, parts: set[int]) -> None:
+    """Each thread has its part of a block; the last block is a part of its own."""
+    points, centers = random_task(2, 20_000, 3, n_clusters=40, dtype=torch.float32)
+    expected = _squared_distances(points, centers).argmin(-1)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        blocks = _centered_blocks(points, _center(points), 40)
+        assert {len(block.columns) for block in blocks} == parts
+        assert torch.equal(nearest_centers(points, centers), expected)
+    finally:
+        torch.set_num_threads(before)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_few_points_are_left_to_differences(dtype: torch.dtype) -> None:
     """Neither an offset, nor outliers, nor a center far away make the bound useless."""
