@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from leancluster_core.checks import check_choice, check_number, check_tensor
+from leancluster_core.checks import check_choice, check_number, check_tensor, without_autocast
 from leancluster_core.hardmax import _hardmax_attention
 
 BACKENDS = ("fused", "materialised")
@@ -317,7 +317,7 @@ def distance_attention(
     queries, keys, values = (
         t.to(dtype).contiguous().expand(*batch, *t.shape[-2:]) for t in (queries, keys, values)
     )
-    with torch.autocast(queries.device.type, enabled=False):
+    with without_autocast(queries):
         if math.isinf(gamma):  # which may share memory with values
             return _hardmax_attention(queries, keys, values).clone()
         return _attend(queries, keys, values, gamma / math.sqrt(queries.shape[-1]), backend)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection
+from contextlib import AbstractContextManager, nullcontext
 from numbers import Integral, Real
 
 import torch
@@ -132,3 +133,10 @@ def check_points_and_centers(points: object, centers: object) -> tuple[Tensor, T
         ) from None
     dtype = torch.promote_types(points.dtype, centers.dtype)
     return points.to(dtype), centers.to(dtype)
+
+
+def without_autocast(tensor: Tensor) -> AbstractContextManager[object]:
+    """Autocast off on the tensor's device: it would round products that have to be exact."""
+    kind = tensor.device.type
+    available = torch.amp.is_autocast_available(kind)
+    return torch.autocast(kind, enabled=False) if available else nullcontext()

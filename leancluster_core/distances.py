@@ -32,7 +32,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from leancluster_core.checks import check_points_and_centers
+from leancluster_core.checks import check_points_and_centers, without_autocast
 
 # Scores held at once: large enough that a kernel's overhead does not count, small enough that the
 # passes over them stay in cache.
@@ -89,7 +89,7 @@ def nearest_centers(points: Tensor, centers: Tensor) -> Tensor:
     Raises ValueError or TypeError for NaN or infinite entries, wrong rank, different d, k > n.
     """
     points, centers = check_points_and_centers(points, centers)
-    with torch.autocast(points.device.type, enabled=False):
+    with without_autocast(points):
         return _nearest_centers(points, centers)
 
 

@@ -20,6 +20,7 @@ from leancluster_core.checks import (
     check_flag,
     check_integer,
     check_points_and_centers,
+    without_autocast,
 )
 from leancluster_core.distances import (
     _as_tasks,
@@ -85,7 +86,7 @@ def lloyd(
             f"generator must be a torch.Generator for empty='resample', got {generator}"
         )
     batch_shape, points, centers = _as_tasks(points, centers)
-    with torch.autocast(points.device.type, enabled=False):
+    with without_autocast(points):
         iterates, occupied = _iterate(points, centers, n_iterations, empty, generator, batch_shape)
     _warn_about_duplicates(points, occupied, batch_shape)
     iterates = iterates.reshape(n_iterations + 1, *batch_shape, *centers.shape[-2:])

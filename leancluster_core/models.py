@@ -22,6 +22,7 @@ from leancluster_core.checks import (
     check_integer,
     check_number,
     check_points_and_centers,
+    without_autocast,
 )
 from leancluster_core.embeddings import EMBEDDINGS, cluster_codes, code_width
 from leancluster_core.hardmax import _hardmax_attention, _hardmax_update
@@ -157,7 +158,7 @@ class ClusteringTransformer(nn.Module):
         dimensions that don't broadcast or don't start with the trials.
         """
         points, centers = self._checked(points, centers)
-        with torch.autocast(points.device.type, enabled=False):
+        with without_autocast(points):
             result, allowed = None, self._largest_square_norm()
             if not self._needs_float64(points, centers, allowed):
                 result = self._transform(points, centers, return_attention, allowed)
@@ -254,7 +255,7 @@ class ClusteringTransformer(nn.Module):
 
         overwrite: the result may take the memory of points (which exact mode makes use of).
         """
-        with torch.autocast(points.device.type, enabled=False):
+        with without_autocast(points):
             if math.isinf(self.inverse_temperature):
                 return self._layer_to_nearest(points, centers, overwrite)
             moved = self._attend(POINTS_TO_CENTERS, points, centers, points)
