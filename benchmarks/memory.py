@@ -90,14 +90,14 @@ def main() -> None:
     for n, ours in found["ours"]:
         literal = dict(found["literal"]).get(n)
         rows.append({
-            "n": n, "ours_mib": round(ours, 1),
-            "ours_mib_per_1000_points": round(1000 * ours / n, 2),
-            "literal_mib": "" if literal is None else round(literal, 1),
+            "n": n, "ours_MiB": round(ours, 1),
+            "ours_MiB_per_1000_points": round(1000 * ours / n, 2),
+            "literal_MiB": "" if literal is None else round(literal, 1),
             "ours_share": "" if literal is None else round(ours / literal, 3),
         })  # fmt: skip
         print("  ".join(f"{name}={value}" for name, value in rows[-1].items()))
     save("memory", rows)
-    limits = [{"limit_mib": LIMIT, **{f"{k}_largest_n": largest(k, p) for k, p in found.items()}}]
+    limits = [{"limit_MiB": LIMIT, **{f"{k}_largest_n": largest(k, p) for k, p in found.items()}}]
     print("  ".join(f"{name}={value}" for name, value in limits[0].items()), "(extrapolated)")
     save("memory_limit", limits)
 

@@ -13,8 +13,9 @@
 # %% [markdown]
 # # Does a sharper attention learn better?
 #
-# The paper trains with inverse temperature $\gamma = 1$, and Lloyd's algorithm needs
-# $\gamma = \infty$. Here the binary codes are trained with values in between.
+# The paper trains with inverse temperature $\gamma = 1$, and Lloyd's algorithm
+# needs $\gamma = \infty$. Here the binary codes are trained with values in
+# between.
 
 # %% tags=["parameters"]
 scale = "laptop"
@@ -37,8 +38,9 @@ check_parameters(
 )
 
 # %% [markdown]
-# Settings have the paper's values; `curve_configs` brings them to the scale. What the store has is
-# not trained again. Any field of `TrainingConfig` and `TaskDistribution` may be varied like this.
+# Settings have the paper's values; `curve_configs` brings them to the scale.
+# What the store has is not trained again. Any field of `TrainingConfig` and
+# `TaskDistribution` may be varied like this.
 
 # %%
 from leancluster_core.experiments.grids import (
@@ -53,7 +55,9 @@ settings = grid(
     n_features=n_features,
     penalty=penalty,
 )
-configs = curve_configs(settings, embeddings=["binary"], regularizers=["l2"], scale=scale)
+configs = curve_configs(
+    settings, embeddings=["binary"], regularizers=["l2"], scale=scale
+)
 runs = figure_runs(configs, scale)
 frame = curve_frame(runs)
 
@@ -75,9 +79,12 @@ save_figure(
     plot_convergence(frame, columns=panels, scale=scale),
     output_dir,
     "inverse_temperature",
-    caption=rf"Training with inverse temperatures $\gamma$. $d$ = {n_features}, $\tau$ = {penalty:g}, "
+    caption=r"Training with inverse temperatures $\gamma$. "
+    rf"$d$ = {n_features}, $\tau$ = {penalty:g}, "
     f"$n$ = {frame['n_points'].max()}, normal clusters. "
-    + curve_caption(frame, ["training_loss", "relative_loss"], by=panels, scale=scale),
+    + curve_caption(
+        frame, ["training_loss", "relative_loss"], by=panels, scale=scale
+    ),
     alt=convergence_alt(frame, panels),
 )
 
@@ -89,7 +96,8 @@ save_table(
     final_table(frame, panels),
     output_dir,
     "inverse_temperature_final",
-    caption="Relative loss at the end of training: median over trials (first to third quartile).",
+    caption="Relative loss at the end of training: median over trials "
+    "(first to third quartile).",
 )
 
 # %%
