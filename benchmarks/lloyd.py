@@ -105,7 +105,7 @@ def main() -> None:
     rows = []
     for threads in sorted({1, os.cpu_count() or 1}):
         torch.set_num_threads(threads)
-        print(f"{describe()}, {os.getloadavg()[0]:.1f} load, scikit-learn {sklearn.__version__}")
+        print(f"{describe()}, load {os.getloadavg()[0]:.1f}")
         for dtype in DTYPES:
             with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as executor:
                 peak = executor.submit(peak_of_exact_mode, n_points, dtype, threads).result()
@@ -114,7 +114,7 @@ def main() -> None:
             rows.append({"dtype": dtype, "threads": threads} | row | {"peak_GiB": round(peak, 2)})
             print("  ".join(f"{name}={value}" for name, value in rows[-1].items()), flush=True)
     if not chosen.quick:
-        save("lloyd", rows)
+        save("lloyd", rows, f"scikit-learn {sklearn.__version__}")
 
 
 if __name__ == "__main__":

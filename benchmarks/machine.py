@@ -51,9 +51,9 @@ def softmax_entries() -> float:
     return work / min(seconds(lambda: torch.softmax(scores, -1, out=out), 16) for _ in range(5))
 
 
-def save(name: str, rows: Sequence[dict[str, Any]]) -> None:
+def save(name: str, rows: Sequence[dict[str, Any]], compared_with: str = "") -> None:
     """Write rows of results, and the machine that they are from, beside the tracked results."""
-    machine = describe(threads="threads" not in rows[0])
+    machine = describe(threads="threads" not in rows[0]) + (compared_with and f", {compared_with}")
     RESULTS.mkdir(parents=True, exist_ok=True)
     with (RESULTS / f"{name}.csv").open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, lineterminator="\n")
