@@ -165,7 +165,7 @@ save_table(
 # The same curves of the one-hot code with and without clipping. A trial that blows up jumps from one
 # evaluation to the next; one that stays high without a jump is slow. The claim's criterion counts
 # trials that end above one step of Lloyd's algorithm, and cannot tell the two apart where training
-# ends early.
+# ends early. Jumps are counted below the figure; how high a jump is, we decided after seeing it.
 
 # %% tags=["hide-input"]
 pairs = frame[

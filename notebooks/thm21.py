@@ -199,7 +199,7 @@ broken = broken_table()
 
 # %% tags=["hide-input"]
 tasks = "; ".join(
-    f"{name}: points {points.int().tolist()}, centers {centers.int().tolist()}"
+    f"{name}: points {points.int().tolist()}, centres {centers.int().tolist()}"
     for name, (points, centers) in broken_assumptions().items()
 )
 save_table(
@@ -220,7 +220,7 @@ counts = parameter_table(sizes)
 by_size = counts.pivot(index=["n_features", "n_clusters"], columns="embedding", values="n_parameters").reset_index()
 by_size["saved"] = (100 * (1 - by_size["binary"] / by_size["onehot"])).map("{:.1f}%".format)
 save_table(
-    by_size.rename(columns={"n_features": "d", "n_clusters": "k", "onehot": "OH", "binary": "BN", "none": "NA"}),
+    by_size.rename(columns={"n_features": "d", "n_clusters": "k", "onehot": "OH", "binary": "BN", "none": "NA"}).rename_axis(columns=None),
     output_dir,
     "thm21_parameters",
     caption="Parameters of one layer, counted from the models, at k = d and k = 4d, and the share that BN saves over OH.",

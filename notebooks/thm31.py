@@ -292,7 +292,7 @@ medians = trained.assign(log10_measured=np.log10(trained["measured"])).groupby(k
 ].median()
 loose = medians["log10_bound"] - medians["log10_measured"]
 save_table(
-    medians.assign(loose=loose).reset_index().rename(
+    medians.assign(loose=loose).rename({"centers": "centres"}, level="quantity").reset_index().rename(
         columns={"qk_norm": "G1", "value_norm": "G2", "log10_bound": "paper's bound", "log10_sharp": "our bound", "log10_measured": "measured", "loose": "paper's is loose by"}
     ),
     output_dir,
