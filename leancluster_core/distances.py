@@ -19,8 +19,8 @@ by differences is among those with
     s_j <= s_0 + (2 d + 7) eps (10 ||x||^2 + 2 s_0),    eps = 2 u,
 
 which depends on the point and its nearest center alone: centers far away blur nothing. We use
-2 d + 16 in place of 2 d + 7, which pays for terms of second order, and add as much of the smallest
-normal number, which pays for squares that vanish.
+2 d + 16 in place of 2 d + 7, which pays for terms of second order, and add 4 (2 d + 16) of the
+smallest normal number, which pays for squares that vanish.
 """
 
 from __future__ import annotations
@@ -157,9 +157,8 @@ def _centered_blocks(points: Tensor, shift: Tensor, n_clusters: int) -> Iterator
             columns = part.new_ones((part.shape[0], n_features + 1, part.shape[2]), dtype=dtype)
             torch.sub(part, shift[tasks].mT, out=columns[:, :-1])
             slack = columns[:, :-1].square().sum(-2, keepdim=True)
-            tolerance = _tolerance(points)
-            vanishing = 4 * tolerance / torch.finfo(points.dtype).eps
-            slack.mul_(10 * tolerance).add_(vanishing * torch.finfo(points.dtype).tiny)
+            tolerance, limits = _tolerance(points), torch.finfo(points.dtype)
+            slack.mul_(10 * tolerance).add_(4 * tolerance / limits.eps * limits.tiny)
             yield _Block(tasks, rows, columns, slack)
 
 

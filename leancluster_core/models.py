@@ -29,7 +29,7 @@ from leancluster_core.hardmax import _hardmax_attention, _hardmax_update
 
 BACKENDS = ("absorbed", "fused", "materialised")
 
-M = TypeVar("M", bound=nn.Module)
+_Module = TypeVar("_Module", bound=nn.Module)
 
 # Up to here, one wide product over all tasks beats a narrow one for each.
 FEW_TOKENS = 32
@@ -397,7 +397,7 @@ class ClusteringTransformer(nn.Module):
         return _product_attention(queries, centred, -self._scale * norms, tokens)
 
 
-def _in_float64(module: M) -> M:
+def _in_float64(module: _Module) -> _Module:
     """A twin whose weights are the module's in float64, submodules (of a fork, say) included.
 
     The module is left alone, since other threads may be using it.

@@ -242,6 +242,16 @@ def test_labels_under_autocast(n_clusters: int) -> None:
         assert torch.equal(nearest_centers(points, centers), expected)
 
 
+def test_labels_do_not_depend_on_the_precision_of_products() -> None:
+    points, centers = random_task(20_000, 8, n_clusters=30, dtype=torch.float32)
+    expected = _squared_distances(points, centers).argmin(-1)
+    torch.set_float32_matmul_precision("medium")
+    try:
+        assert torch.equal(nearest_centers(points, centers), expected)
+    finally:
+        torch.set_float32_matmul_precision("highest")
+
+
 def test_products_of_reduced_precision_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     points, _ = random_task(1, 50, 3, dtype=torch.float32)
 

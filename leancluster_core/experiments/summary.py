@@ -24,7 +24,8 @@ SHORT_NAMES = {
 # A fall of the relative loss in the last tenth of training by which a curve has not settled yet.
 LATE_FALL = 0.02
 
-# A rise of the relative loss from one evaluation to the next by which a trial has blown up.
+# A rise of the relative loss from one evaluation to the next by which a trial has blown up. Set
+# after Figure 15 was seen, to describe it; no criterion of a claim uses it.
 BLOW_UP = 1.0
 
 

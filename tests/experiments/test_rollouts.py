@@ -75,6 +75,14 @@ def test_a_rollout_that_leaves_the_numbers_is_infinite(run, scale, reembed):
         assert (finite[-1] > math.log(torch.finfo(torch.float32).max)) == (scale < 1e30)
 
 
+def test_a_rollout_of_weights_that_are_all_huge_is_infinite(run):
+    points, centers = iris()
+    huge = {name: weight * 1e30 for name, weight in run.weights.items()}
+    frame = rollout_frame([Run(run.config, run.history, huge, {})], points, centers, 3)
+    assert math.isfinite(frame["log_loss"].iloc[0])
+    assert math.isinf(frame["log_loss"].iloc[3])
+
+
 def test_a_loss_that_overflows_float64_is_infinite_too():
     points, centers = (tensor.double() for tensor in iris())
     assert lloyd_frame(points, centers, 0)["log_loss"].iloc[0] < 10
